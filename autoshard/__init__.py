@@ -1,0 +1,1 @@
+"""Plans, prices and applies the sharding of a JAX function on a TPU slice."""

@@ -1,0 +1,1 @@
+"""Hardware data and analytical cost formulas; knows no JAX."""
