@@ -1,0 +1,121 @@
+"""Exact reduction: drop strategies that another one of the same node always beats.
+
+Strategy a of node i dominates b when, whatever the neighbours choose, a costs no more and uses no more
+memory: `c[a] - c[b] + sum_e max_q (C_e[a, q] - C_e[b, q]) <= 0`. Of two equals the lower index stays, so that
+ties keep their preference.
+
+Reference: R. F. Goldstein, Efficient rotamer elimination applied to protein side-chains and related spin
+glasses, Biophysical Journal 66, 1994.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from search.graph import Graph, Ints, Memory, Pair, tighten
+from search.problem import Floats
+from search.program import classes
+
+Marks = npt.NDArray[np.bool_]
+_CELLS = 4_000_000  # comparisons per table above which the general test is skipped
+
+
+def presolve(graph: Graph, *, rounds: int = 4) -> Graph:
+    """Repeat dominance and row reduction until nothing changes.
+
+    Args:
+        graph: as stated by the problem.
+        rounds: most repetitions.
+
+    Returns:
+        A graph with fewer strategies that still contains an optimal choice.
+
+    """
+    for _ in range(rounds):
+        positions = _undominated(graph)
+        if all(len(p) == size for p, size in zip(positions, graph.sizes, strict=True)):
+            break
+        graph = graph.restrict(positions)
+        if graph.memory is not None:
+            graph = Graph(
+                kept=graph.kept,
+                unary=graph.unary,
+                pairs=graph.pairs,
+                constant=graph.constant,
+                memory=tighten(graph.memory),
+            )
+    return graph
+
+
+def _undominated(graph: Graph) -> list[Ints]:
+    """Strategies to keep per node; a node's own strategies are judged with all neighbours' present."""
+    buffers: dict[Pair, list[Floats]] = {}
+    matters = np.zeros(len(graph.unary), dtype=bool)
+    memory = graph.memory
+    if memory is not None:
+        for pair, usage in memory.buffers:
+            buffers.setdefault(pair, []).append(usage)
+        matters = np.asarray(memory.rows.sum(axis=0)).ravel() > 0
+    kept = [np.arange(size) for size in graph.sizes]
+    for i, near in enumerate(graph.neighbours()):
+        if len(graph.unary[i]) < 2:
+            continue
+        tables = [t[:, kept[j]] for j, t in near]
+        extra = [
+            (u if i < j else u.T)[:, kept[j]]
+            for j, _ in near
+            for u in buffers.get((min(i, j), max(i, j)), [])
+        ]
+        kept[i] = _survivors(graph.unary[i], tables, extra, memory if matters[i] else None, i)
+    return kept
+
+
+def _survivors(
+    unary: Floats, tables: list[Floats], extra: list[Floats], memory: Memory | None, node: int
+) -> Ints:
+    size = len(unary)
+    worst = unary[:, None] - unary[None, :]
+    allowed = np.ones((size, size), dtype=bool)
+    for table in tables:
+        row_class, first = classes(table)
+        _, columns = classes(np.ascontiguousarray(table.T))
+        small = table[np.ix_(first, columns)]
+        if small.shape[0] ** 2 * small.shape[1] > _CELLS:
+            same = row_class[:, None] == row_class[None, :]
+            worst = np.where(same, worst, np.inf)
+            continue
+        with np.errstate(invalid="ignore"):  # a wholly forbidden row meets a forbidden pair: no verdict
+            worst = worst + _worst(small)[np.ix_(row_class, row_class)]
+    for usage in extra:
+        row_class, first = classes(usage)
+        _, columns = classes(np.ascontiguousarray(usage.T))
+        small = usage[np.ix_(first, columns)]
+        no_more: Marks = np.less_equal(small[:, None, :], small[None, :, :]).min(axis=-1)
+        allowed &= no_more[np.ix_(row_class, row_class)]
+    if memory is not None:
+        usage = memory.usages[node]
+        allowed &= usage[:, None] <= usage[None, :]
+    return _keep(worst, allowed)
+
+
+def _worst(table: Floats) -> Floats:
+    """Return `[a, b]`, the most that row a can cost above row b."""
+    a, b = table[:, None, :], table[None, :, :]
+    with np.errstate(invalid="ignore"):
+        difference = a - b
+    difference = np.where(np.isinf(b), -np.inf, difference)
+    return np.asarray(difference.max(axis=-1))
+
+
+def _keep(worst: Floats, allowed: Marks) -> Ints:
+    """Walk the strategies in order of preference, dropping what a survivor dominates."""
+    size = len(worst)
+    beats = allowed & (worst <= 0)
+    alive = np.ones(size, dtype=bool)
+    for b in range(size):
+        rivals = beats[:, b] & alive
+        rivals[b] = False
+        # of two that beat each other only the lower index may remain
+        rivals &= ~beats[b, :] | (np.arange(size) < b)
+        if rivals.any():
+            alive[b] = False
+    return np.flatnonzero(alive)
