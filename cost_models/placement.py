@@ -1,0 +1,326 @@
+"""Which chips, and so which links, each axis of a logical mesh lies on.
+
+A logical mesh such as `{"data": 8, "model": 16}` is cut into the physical axes of a slice, core included, by
+comparing sizes from the fastest axis to the slowest. The result says for every logical axis which stretches
+of which physical axes it covers: that is all the collectives' prices depend on.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+from cost_models.topology import Topology
+
+__all__ = ["LINE", "MeshError", "Placement", "Segment", "place", "placements"]
+
+LINE = "line"
+"""Name of the physical axis of a mesh that is laid along a snake through the slice."""
+
+
+class MeshError(ValueError):
+    """A logical mesh that the slice cannot hold."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A stretch of one physical axis that a logical axis covers.
+
+    Attributes:
+        axis: `"x"`, `"y"`, `"z"`, `"core"`, or `"line"` (devices along a snake, cores of a chip adjacent).
+        size: length of that physical axis.
+        extent: positions of it that the logical axis visits.
+        stride: distance between two visited positions; so many groups interleave and share links.
+        wrapped: whether the visited positions close into a ring.
+
+    >>> print(Segment(axis="x", size=8, extent=4, stride=2, wrapped=False))
+    x[4 of 8, stride 2]
+
+    """
+
+    axis: str
+    size: int
+    extent: int
+    stride: int
+    wrapped: bool
+
+    def __str__(self) -> str:
+        notes = [f"{self.extent} of {self.size}" if self.extent < self.size else f"{self.extent}"]
+        notes += [f"stride {self.stride}"] if self.stride > 1 else []
+        notes += ["ring"] if self.wrapped else []
+        return f"{self.axis}[{', '.join(notes)}]"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A logical mesh laid on a slice.
+
+    Attributes:
+        topology: the slice.
+        mesh: (name, size) of each logical axis, slowest first.
+        segments: per logical axis, the stretches it covers, slowest first; none for an axis of size 1.
+        device_order: device id at each position of the mesh, row-major as `mesh.devices.flat`.
+        note: what a reader should know: that devices stay idle, that the mesh follows a snake, or "".
+
+    >>> print(place(Topology.parse("v3:8x8"), {"data": 8, "model": 16}))
+    v3:8x8: data=8 on y[8]; model=16 on x[8] core[2]
+
+    """
+
+    topology: Topology
+    mesh: tuple[tuple[str, int], ...]
+    segments: tuple[tuple[Segment, ...], ...]
+    device_order: tuple[int, ...]
+    note: str = ""
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the logical axes, slowest first."""
+        return tuple(name for name, _ in self.mesh)
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """Size of each logical axis by name."""
+        return dict(self.mesh)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in the mesh, which may be fewer than in the slice."""
+        return math.prod(size for _, size in self.mesh)
+
+    def axis_segments(self, name: str) -> tuple[Segment, ...]:
+        """Stretches that one logical axis covers, slowest first.
+
+        Raises:
+            KeyError: if the mesh has no such axis.
+
+        """
+        return self.segments[self.axis_names.index(name)] if name in self.axis_names else _no_axis(self, name)
+
+    def __hash__(self) -> int:
+        return hash((self.topology.dims, self.mesh, self.device_order[1:2], self.note))
+
+    def __str__(self) -> str:
+        axes = [
+            f"{name}={size} on {' '.join(map(str, segments)) or 'nothing'}"
+            for (name, size), segments in zip(self.mesh, self.segments, strict=True)
+        ]
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.topology}: {'; '.join(axes)}{note}"
+
+
+def place(topology: Topology, mesh: Mapping[str, int]) -> Placement:
+    """Lay a logical mesh on a slice in the natural order.
+
+    The last logical axis goes to the fastest physical ones: cores, then x, y, z. Where sizes do not nest in
+    that order, the first of `placements` is taken that does; where none does, the mesh follows a snake
+    through the chips.
+
+    Args:
+        topology: the slice.
+        mesh: size of each logical axis by name, slowest first.
+
+    Returns:
+        The placement; its `note` names any departure from the natural order.
+
+    Raises:
+        MeshError: if the mesh is empty, has a size below 1, or more devices than the slice.
+
+    >>> print(place(Topology.parse("v3:4x4"), {"data": 2, "model": 16}))
+    v3:4x4: data=2 on y[2 of 4, stride 2]; model=16 on y[2 of 4] x[4] core[2]
+    >>> place(Topology.parse("v3:2x2"), {"data": 5}).note
+    'snake through the chips: 5 does not factor along the axes of v3:2x2; 3 of 8 devices idle'
+
+    """
+    return _place(topology, tuple(mesh.items()))
+
+
+def placements(topology: Topology, mesh: Mapping[str, int]) -> Iterator[Placement]:
+    """Iterate over the distinct ways to lay a logical mesh on the physical axes.
+
+    They are the permutations of the logical axes over those of the slice; two that give every logical axis
+    the same stretches count once.
+
+    Args:
+        topology: the slice.
+        mesh: size of each logical axis by name, slowest first.
+
+    Yields:
+        Placements, the natural one first, in an order that depends on the arguments only.
+
+    Raises:
+        MeshError: as `place`.
+
+    >>> for placement in placements(Topology.parse("v5e:4x4"), {"data": 4, "model": 4}):
+    ...     print(placement)
+    v5e:4x4: data=4 on y[4]; model=4 on x[4]
+    v5e:4x4: data=4 on x[4]; model=4 on y[4]
+
+    """
+    return iter(_placements(topology, tuple(mesh.items())))
+
+
+@functools.lru_cache(maxsize=4096)
+def _place(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> Placement:
+    _check_mesh(topology, mesh)
+    return next(_assignments(topology, mesh), None) or _snake(topology, mesh)
+
+
+@functools.lru_cache(maxsize=256)
+def _placements(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> tuple[Placement, ...]:
+    _check_mesh(topology, mesh)
+    distinct: dict[tuple[tuple[Segment, ...], ...], Placement] = {}
+    for placement in _assignments(topology, mesh):
+        key = tuple(tuple(sorted(each, key=lambda s: (s.axis, s.stride))) for each in placement.segments)
+        distinct.setdefault(key, placement)
+    return tuple(distinct.values()) or (_snake(topology, mesh),)
+
+
+def _check_mesh(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> None:
+    text = _show(mesh)
+    if not mesh:
+        raise MeshError(f"The mesh for {topology} has no axes. Name at least one, such as {{'data': 1}}.")
+    below = [f"{name!r} is {size}" for name, size in mesh if size < 1]
+    if below:
+        raise MeshError(f"The mesh {text} has axes without devices: {', '.join(below)}. Sizes start at 1.")
+    wanted = math.prod(size for _, size in mesh)
+    if wanted > topology.num_devices:
+        cores = topology.chip.devices_per_chip
+        each = f" x {cores} cores" if cores > 1 else ""
+        raise MeshError(
+            f"The mesh {text} needs {wanted} devices, but {topology} has {topology.num_devices} "
+            f"({topology.num_chips} chips{each}). {_cure(topology, wanted)}"
+        )
+
+
+def _cure(topology: Topology, wanted: int) -> str:
+    name = topology.chip.name
+    try:
+        larger = Topology.smallest(name, wanted)
+    except ValueError:
+        return f"No {name} slice is large enough: shrink an axis."
+    return f"Shrink an axis, or use a larger slice: {larger} has {larger.num_devices}."
+
+
+def _assignments(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> Iterator[Placement]:
+    """Try every order of the logical axes on every order of the physical axes, the natural one first."""
+    grid = [(axis, size) for axis, size in zip("xyz", topology.dims, strict=False)][::-1]
+    if topology.chip.devices_per_chip > 1:
+        grid.append(("core", topology.chip.devices_per_chip))
+    idle = topology.num_devices - math.prod(size for _, size in mesh)
+    if topology.num_devices % math.prod(size for _, size in mesh):
+        return
+    spare = (("", topology.num_devices // math.prod(size for _, size in mesh)),)
+    note = f"{idle} of {topology.num_devices} devices idle" if idle else ""
+    for physical in _core_last_first(grid):
+        for logical in itertools.permutations(mesh):
+            # Idle devices are the slowest axis, so that those in use form a compact block.
+            cut = _nest(spare + logical, physical)
+            if cut is not None:
+                yield _assemble(topology, mesh, cut, note)
+
+
+def _core_last_first(grid: list[tuple[str, int]]) -> Iterator[tuple[tuple[str, int], ...]]:
+    """Order the physical axes' permutations so that those which keep a chip's cores adjacent come first."""
+    return iter(
+        sorted(itertools.permutations(grid), key=lambda order: "core" in [axis for axis, _ in order[:-1]])
+    )
+
+
+_Cut = dict[str, list[tuple[str, int, int]]]
+
+
+def _nest(logical: tuple[tuple[str, int], ...], physical: tuple[tuple[str, int], ...]) -> _Cut | None:
+    """Split both lists of sizes, slowest first, into common factors; None where they do not nest.
+
+    Returns for each logical axis its (physical axis, extent, stride), slowest first.
+    """
+    cut: _Cut = {name: [] for name, _ in logical}
+    left = [size for _, size in logical]
+    spare = [size for _, size in physical]
+    row, column = len(left) - 1, len(spare) - 1
+    while row >= 0 and column >= 0:
+        extent = min(left[row], spare[column])
+        if left[row] % extent or spare[column] % extent:
+            return None
+        axis, size = physical[column]
+        if extent > 1:
+            cut[logical[row][0]].insert(0, (axis, extent, size // spare[column]))
+        left[row] //= extent
+        spare[column] //= extent
+        column -= spare[column] == 1 and (left[row] > 1 or extent == 1 or row == 0)
+        row -= left[row] == 1
+    return cut
+
+
+def _assemble(topology: Topology, mesh: tuple[tuple[str, int], ...], cut: _Cut, note: str) -> Placement:
+    sizes = dict(zip("xyz", topology.dims, strict=False)) | {"core": topology.chip.devices_per_chip}
+    wraps = dict(zip("xyz", topology.wrap, strict=False)) | {"core": False}
+    segments = tuple(
+        tuple(
+            Segment(
+                axis=axis,
+                size=sizes[axis],
+                extent=extent,
+                stride=stride,
+                wrapped=wraps[axis] and extent * stride == sizes[axis],
+            )
+            for axis, extent, stride in cut[name]
+        )
+        for name, _ in mesh
+    )
+    return Placement(
+        topology=topology,
+        mesh=mesh,
+        segments=segments,
+        device_order=_device_order(topology, segments),
+        note=note,
+    )
+
+
+def _device_order(topology: Topology, segments: tuple[tuple[Segment, ...], ...]) -> tuple[int, ...]:
+    step = {"core": 1}
+    width = topology.chip.devices_per_chip
+    for axis, size in zip("xyz", topology.dims, strict=False):
+        step[axis] = width
+        width *= size
+    order = [0]
+    for segment in itertools.chain.from_iterable(segments):
+        jump = step[segment.axis] * segment.stride
+        order = [base + jump * at for base in order for at in range(segment.extent)]
+    return tuple(order)
+
+
+def _snake(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> Placement:
+    """Lay the mesh along a line in which consecutive chips are neighbours (a boustrophedon)."""
+    wanted = math.prod(size for _, size in mesh)
+    positions: list[tuple[int, ...]] = [()]
+    for size in reversed(topology.dims):
+        positions = [
+            (at, *rest) if index % 2 == 0 else (size - 1 - at, *rest)
+            for index, rest in enumerate(positions)
+            for at in range(size)
+        ]
+    cores = range(topology.chip.devices_per_chip)
+    order = tuple(topology.device(position, core) for position in positions for core in cores)[:wanted]
+    segments = []
+    stride = wanted
+    for _, size in mesh:
+        stride //= size
+        segment = Segment(axis=LINE, size=topology.num_devices, extent=size, stride=stride, wrapped=False)
+        segments.append((segment,) if size > 1 else ())
+    idle = topology.num_devices - wanted
+    product = " x ".join(str(size) for _, size in mesh)
+    verb = "does" if len(mesh) == 1 else "do"
+    note = f"snake through the chips: {product} {verb} not factor along the axes of {topology}"
+    note += f"; {idle} of {topology.num_devices} devices idle" if idle else ""
+    return Placement(topology=topology, mesh=mesh, segments=tuple(segments), device_order=order, note=note)
+
+
+def _no_axis(placement: Placement, name: str) -> tuple[Segment, ...]:
+    raise KeyError(f"The mesh {_show(placement.mesh)} has no axis {name!r}.")
+
+
+def _show(mesh: tuple[tuple[str, int], ...]) -> str:
+    return "{" + ", ".join(f"{name!r}: {size}" for name, size in mesh) + "}"
