@@ -1,0 +1,311 @@
+"""Compiles an artifact with the production TPU compiler, or for virtual CPU devices, and reads the answer.
+
+`compile_tpu` needs the package libtpu and no TPU. The report lists what the compiler decided: the
+collectives, the memory, its own cycle estimates, each weighted with the trip counts of the loops around it.
+"""
+
+import math
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autoshard.validate.artifact import Artifact
+from autoshard.validate.collectives import Collective, find_collectives, step_bytes_by_kind
+from autoshard.validate.hlo import parse_module
+from autoshard.validate.loops import schedule
+from autoshard.validate.memory import Memory, OutOfMemory, memory_of_buffers, parse_out_of_memory
+from autoshard.validate.process import CompileError, MissingLibtpuError, is_libtpu_available, run_worker
+from autoshard.validate.work import InstructionWork, measure
+
+# Clock by which `estimated_cycles` count, from the "TensorCore frequency" line of libtpu 0.0.52's log.
+_CLOCK_HZ = {
+    "v2": 700e6,
+    "v3": 940e6,
+    "v4": 1050e6,
+    "v5e": 1500e6,
+    "v5p": 1750e6,
+    "v5": 1750e6,
+    "v6e": 1750e6,
+}
+_DEFAULT_TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledReport:
+    """What a compiler made of a program on a mesh; all sizes are for one device.
+
+    Attributes:
+        program: the artifact's name.
+        target: the topology, such as "v3:8x8", or "cpu:8".
+        mesh_shape: axis name to size.
+        collectives: every collective that a step runs.
+        memory: the memory plan; None if the compiler did not get that far.
+        out_of_memory: what the compiler said when the program does not fit, else None. The other fields then
+            describe the program that does not fit, as far as it was optimised.
+        estimated_cycles: the compiler's estimate summed over a step, without collectives; None where it gives
+            none (on CPU, and when code generation was not run).
+        clock_hz: cycles per second of the target; None if not known.
+        flops: floating-point operations of the matrix products in a step.
+        instructions: the work of each instruction that runs.
+        trip_counts: by the name of the loop.
+        unknown_loops: loops whose trip count could not be solved; they count as one trip.
+        rematerialized: names of instructions that the compiler runs twice to save memory.
+        complete: whether the compiler ran to its end, code generation included.
+        compile_seconds: wall time of the compiler.
+        hlo_text: the optimised module.
+
+    """
+
+    program: str
+    target: str
+    mesh_shape: Mapping[str, int]
+    collectives: tuple[Collective, ...]
+    memory: Memory | None
+    out_of_memory: OutOfMemory | None
+    estimated_cycles: int | None
+    clock_hz: float | None
+    flops: int
+    instructions: tuple[InstructionWork, ...] = field(repr=False)
+    trip_counts: Mapping[str, int] = field(repr=False)
+    unknown_loops: tuple[str, ...]
+    rematerialized: tuple[str, ...] = field(repr=False)
+    complete: bool
+    compile_seconds: float
+    hlo_text: str = field(repr=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the program fits in the memory of a device."""
+        return self.out_of_memory is None
+
+    @property
+    def estimated_seconds(self) -> float | None:
+        """`estimated_cycles` by the clock: a step's time without collectives and `unestimated` work."""
+        if self.estimated_cycles is None or self.clock_hz is None:
+            return None
+        return self.estimated_cycles / self.clock_hz
+
+    @property
+    def step_bytes_by_kind(self) -> Mapping[str, int]:
+        """Bytes of the collectives in a step, by kind."""
+        return step_bytes_by_kind(self.collectives)
+
+    @property
+    def unestimated(self) -> tuple[InstructionWork, ...]:
+        """The instructions without a cycle estimate, such as gathers, sorts and custom calls."""
+        return tuple(work for work in self.instructions if work.cycles is None)
+
+    def __str__(self) -> str:
+        mesh = " ".join(f"{axis}={size}" for axis, size in self.mesh_shape.items())
+        lines = [f"{self.program} on {self.target}, mesh {mesh}: compiled in {self.compile_seconds:.1f} s"]
+        if self.out_of_memory is not None:
+            lines.append(f"  {self.out_of_memory}")
+        if self.memory is not None:
+            lines.append(f"  {self.memory}")
+        if self.estimated_seconds is not None:
+            lines.append(f"  {1e3 * self.estimated_seconds:.3f} ms estimated without collectives")
+        if self.rematerialized:
+            lines.append(f"  {len(self.rematerialized)} instructions rematerialised to save memory")
+        if self.unknown_loops:
+            lines.append(f"  unknown trip counts: {', '.join(self.unknown_loops)}")
+        lines += [f"  {collective}" for collective in self.collectives]
+        return "\n".join(lines)
+
+
+def compile_tpu(
+    artifact: Artifact,
+    *,
+    topology: str,
+    device_order: Sequence[int] | None = None,
+    mesh_shape: Mapping[str, int] | None = None,
+    wrap: tuple[bool, bool, bool] | None = None,
+    chip_config_name: str | None = None,
+    stop_early: bool = False,
+    compiler_options: Mapping[str, Any] | None = None,
+    timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS,
+) -> CompiledReport:
+    """Compile a program with the TPU compiler for a slice that need not exist.
+
+    Args:
+        artifact: a program exported for the platform "tpu".
+        topology: generation and chips, "v3:8x8" or "v4:4x4x4".
+        device_order: for each position of the mesh in row-major order, the number of the device, counted over
+            the slice by z, y, x and then core; None for 0, 1, 2 ...
+        mesh_shape: axis name to size; None for the artifact's own.
+        wrap: whether the x, y and z axes of the slice have wrap-around links; None for none of them.
+        chip_config_name: "megacore" for v4 chips that act as one device.
+        stop_early: skip code generation. Collectives, loops and flops are the same, memory is up to 16 KiB
+            less (the compiler's own scratch); cycles and the size of the code are missing.
+        compiler_options: further options for XLA.
+        timeout_seconds: wall time after which the compiler is stopped.
+
+    Returns:
+        The report; a program that does not fit in memory is a report too.
+
+    Raises:
+        MissingLibtpuError: libtpu is not installed.
+        CompileError: the compiler refused the program or the topology, aborted, or took too long.
+
+    """
+    if not is_libtpu_available():
+        raise MissingLibtpuError
+    if artifact.platform != "tpu":
+        raise CompileError(
+            f"{artifact.name} was exported for {artifact.platform!r}; compile_tpu needs platform='tpu'"
+        )
+    options: dict[str, Any] = {}
+    if wrap is not None:
+        options["wrap"] = wrap
+    if chip_config_name is not None:
+        options["chip_config_name"] = chip_config_name
+    generation = re.split("[:_=]", topology)[0].removeprefix("TPU ").strip()
+    return _compile(
+        artifact,
+        target=topology,
+        request={
+            "platform": "tpu",
+            "topology": topology,
+            "topology_options": options,
+            "device_order": None if device_order is None else [int(i) for i in device_order],
+            "stop_early": stop_early,
+            "compiler_options": dict(compiler_options or {}),
+        },
+        mesh_shape=artifact.mesh_shape if mesh_shape is None else mesh_shape,
+        clock_hz=_CLOCK_HZ.get(generation),
+        cpu_devices=1,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def compile_cpu(
+    artifact: Artifact,
+    *,
+    mesh_shape: Mapping[str, int] | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
+    timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS,
+) -> CompiledReport:
+    """Compile a program with XLA's CPU compiler for as many virtual devices as its mesh has.
+
+    Args:
+        artifact: a program exported for the platform "cpu".
+        mesh_shape: axis name to size; None for the artifact's own.
+        compiler_options: further options for XLA.
+        timeout_seconds: wall time after which the compiler is stopped.
+
+    Returns:
+        The report, without cycle estimates.
+
+    Raises:
+        CompileError: the compiler refused the program, aborted, or took too long.
+
+    """
+    if artifact.platform != "cpu":
+        raise CompileError(
+            f"{artifact.name} was exported for {artifact.platform!r}; compile_cpu needs platform='cpu'"
+        )
+    shape = artifact.mesh_shape if mesh_shape is None else mesh_shape
+    devices = math.prod(shape.values())
+    return _compile(
+        artifact,
+        target=f"cpu:{devices}",
+        request={
+            "platform": "cpu",
+            "topology": None,
+            "topology_options": {},
+            "device_order": None,
+            "stop_early": False,
+            "compiler_options": dict(compiler_options or {}),
+        },
+        mesh_shape=shape,
+        clock_hz=None,
+        cpu_devices=devices,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def _compile(
+    artifact: Artifact,
+    *,
+    target: str,
+    request: Mapping[str, Any],
+    mesh_shape: Mapping[str, int],
+    clock_hz: float | None,
+    cpu_devices: int,
+    timeout_seconds: float,
+) -> CompiledReport:
+    with tempfile.TemporaryDirectory(prefix="autoshard-") as name:
+        folder = Path(name)
+        (folder / "program.bin").write_bytes(artifact.serialized)
+        # JSON objects keep their order here, but a list says so.
+        shape = [[axis, size] for axis, size in mesh_shape.items()]
+        report = run_worker(
+            folder,
+            {"task": "compile", "mesh_shape": shape, "donated": list(artifact.donated), **request},
+            what=f"compiling {artifact.name} for {target}",
+            timeout_seconds=timeout_seconds,
+            cpu_devices=cpu_devices,
+        )
+        texts = {
+            file: (folder / file).read_text() if (folder / file).exists() else ""
+            for file in ("hlo.txt", "buffers.txt", "usage.txt")
+        }
+    return _read(artifact, target, mesh_shape, clock_hz, report, texts)
+
+
+def _read(
+    artifact: Artifact,
+    target: str,
+    mesh_shape: Mapping[str, int],
+    clock_hz: float | None,
+    report: Mapping[str, Any],
+    texts: Mapping[str, str],
+) -> CompiledReport:
+    text = texts["hlo.txt"]
+    collectives: tuple[Collective, ...] = ()
+    instructions: tuple[InstructionWork, ...] = ()
+    trip_counts: Mapping[str, int] = {}
+    unknown: tuple[str, ...] = ()
+    if text:
+        module = parse_module(text)
+        steps = schedule(module)
+        trip_counts, unknown = steps.trip_counts, steps.unknown_loops
+        collectives = find_collectives(module, steps, mesh_shape)
+        instructions = measure(module, steps)
+    complete = bool(report.get("complete"))
+    if complete:
+        numbers = report["memory"]
+        memory: Memory | None = Memory(
+            argument_bytes=numbers["argument"],
+            output_bytes=numbers["output"],
+            alias_bytes=numbers["alias"],
+            temp_bytes=numbers["temp"],
+            generated_code_bytes=numbers["generated_code"],
+        )
+    else:
+        memory = memory_of_buffers(texts["buffers.txt"]) if texts["buffers.txt"] else None
+    estimated = [work.cycles * work.trips for work in instructions if work.cycles is not None]
+    return CompiledReport(
+        program=artifact.name,
+        target=target,
+        mesh_shape=dict(mesh_shape),
+        collectives=collectives,
+        memory=memory,
+        out_of_memory=(
+            parse_out_of_memory(report["message"], texts["usage.txt"])
+            if report["status"] == "out_of_memory"
+            else None
+        ),
+        estimated_cycles=sum(estimated) if complete and estimated else None,
+        clock_hz=clock_hz,
+        flops=sum(work.flops * work.trips for work in instructions),
+        instructions=instructions,
+        trip_counts=trip_counts,
+        unknown_loops=unknown,
+        rematerialized=tuple(work.name for work in instructions if ".remat" in work.name),
+        complete=complete,
+        compile_seconds=float(report["compile_seconds"]),
+        hlo_text=text,
+    )
