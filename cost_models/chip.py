@@ -55,8 +55,7 @@ class Chip:
         hop_latency_seconds: one hop between neighbouring chips.
         collective_start_seconds: fixed time of any collective.
         lanes: minor dimension of a memory tile, in elements.
-        sublanes: second-minor dimension of a memory tile of 32-bit elements.
-        tile_rows_16bit: second-minor dimension of a large tile of 16-bit elements.
+        sublanes: rows of a full memory tile.
         min_tile_rows: second-minor dimension of the smallest tile of 32-bit elements.
 
     """
@@ -88,7 +87,6 @@ class Chip:
     collective_start_seconds: float
     lanes: int
     sublanes: int
-    tile_rows_16bit: int
     min_tile_rows: int
 
     def __hash__(self) -> int:

@@ -23,21 +23,30 @@ __all__ = [
 
 Precision = Literal["default", "high", "highest"]
 
-VectorClass = Literal["cheap", "medium", "expensive", "reduce_major", "reduce_second_minor", "reduce_minor"]
+VectorClass = Literal[
+    "cheap", "medium", "expensive", "trigonometric", "reduce_major", "reduce_second_minor", "reduce_minor"
+]
 VECTOR_CLASSES: tuple[VectorClass, ...] = get_args(VectorClass)
 
+# Cheap operations that one costs. Fitted to the v3 compiler's estimated cycles of fusions that chain 4 to 80
+# operations on f32[1024, 1024]: exp, tanh and rsqrt 2; log and divide 3; erf 22; sin 183 (range reduction); a
+# sum over the minor dimension 1.8 more than over another one. v2 and v4 give the same within 2 %.
 _VECTOR_OPS: dict[str, float] = {
     "cheap": 1.0,
-    "medium": 8.0,
-    "expensive": 40.0,
+    "medium": 3.0,
+    "expensive": 22.0,
+    "trigonometric": 183.0,
     "reduce_major": 1.0,
-    "reduce_second_minor": 2.0,
-    "reduce_minor": 4.0,
+    "reduce_second_minor": 1.0,
+    "reduce_minor": 3.0,
 }
 
 _PASSES: dict[str, float] = {"default": 1.0, "high": 3.0, "highest": 6.0}
 
-_FILL_BLOCK = 1024
+# First blocks of the operands, and cycles between the first load and the first result. Fitted, together with
+# `Chip.matmul_efficiency`, to the v3 compiler's estimated cycles of bf16 products (see `matmul_seconds`).
+_FILL_BLOCK = 768
+_FILL_CYCLES = 750
 
 
 @functools.lru_cache(maxsize=65536)
@@ -67,8 +76,11 @@ def matmul_seconds(
     Raises:
         ValueError: for an unknown precision.
 
-    Fitted on v3 to the compiler's 77 %, 95 % and 97 % of peak for squares of 1024, 4096 and 8192, within 1
-    point.
+    Fitted to the v3 compiler's estimated cycles. Squares of 1024, 2048, 4096 and 8192 reach 77, 93, 95 and 97
+    % of peak there, and come out within 1.5 points; products of more than 2^33 operations within 1.5 % of
+    their time unless HBM bound, those of 2^28 to 2^31 between 24 % too fast and 6 % too slow. With the
+    overhead of a kernel added, squares of 128 to 32768 on v7x hardware come out between 21 % too fast and 5 %
+    too slow.
 
     >>> from cost_models import chip
     >>> seconds = matmul_seconds(chip("v3"), batch=1, m=8192, k=8192, n=8192, dtype_bytes=2)
@@ -82,7 +94,7 @@ def matmul_seconds(
         return 0.0
     seconds = batch * _array_seconds(chip, m, k, n, dtype_bytes, precision)
     block_bytes = k * (min(m, _FILL_BLOCK) + min(n, _FILL_BLOCK)) * dtype_bytes
-    return seconds + hbm_seconds(chip, min(block_bytes, chip.vmem_bytes / 2))
+    return seconds + _fill_seconds(chip, block_bytes)
 
 
 @functools.lru_cache(maxsize=16384)
@@ -101,8 +113,13 @@ def convolution_seconds(
     """Time of the matrix unit for a convolution, as one matrix product per window tap.
 
     Every tap multiplies a (batch x out_spatial) x (in_features / groups) matrix by a (in_features / groups) x
-    (out_features / groups) one, and both feature dimensions are padded to the array. Small groups share
-    a tile, as blocks of its diagonal.
+    (out_features / groups) one, and both feature dimensions are padded to the array. Taps share a tile where
+    their input features, padded to 8, fit side by side; small groups share one as blocks of its diagonal.
+
+    Against the v3 compiler's estimated cycles of bf16 convolutions: 3x3 on 128 and on 256 features and 7x7 on
+    3 are within 3 %, 3x3 on 64 features is 8 % and on 32 features 43 % too fast. Grouped convolutions are a
+    guess: the compiler takes 0.7 of this for a depthwise one, and 7 times as long for 8 groups of 32
+        features.
 
     Args:
         chip: figures of one device.
@@ -127,8 +144,8 @@ def convolution_seconds(
     ...                         out_features=128, window=(3, 3), dtype_bytes=2)
     ...     for features in (32, 128)
     ... )
-    >>> thin / full > 0.9
-    True
+    >>> round(thin / full, 2)
+    0.34
 
     """
     if precision not in _PASSES:
@@ -143,14 +160,19 @@ def convolution_seconds(
     if not (rows and taps and in_features and out_features):
         return 0.0
     k, n = in_features // groups, out_features // groups
-    per_tile = max(1, min(chip.mxu_dim // k if k <= chip.mxu_dim else 1, chip.mxu_dim // n if n else 1))
+    per_tile = min(groups, max(1, min(chip.mxu_dim // k, chip.mxu_dim // n)))
     tiles = math.ceil(groups / per_tile)
-    shared = min(groups, per_tile)
-    seconds = taps * tiles * _array_seconds(chip, rows, k * shared, n * shared, dtype_bytes, precision)
+    passes = math.ceil(taps / max(1, chip.mxu_dim // _pad(k * per_tile, 8)))
+    seconds = passes * tiles * _array_seconds(chip, rows, k * per_tile, n * per_tile, dtype_bytes, precision)
     block_bytes = (
         min(rows, _FILL_BLOCK) * in_features + taps * k * min(out_features, _FILL_BLOCK)
     ) * dtype_bytes
-    return seconds + hbm_seconds(chip, min(block_bytes, chip.vmem_bytes / 2))
+    return seconds + _fill_seconds(chip, block_bytes)
+
+
+def _fill_seconds(chip: Chip, block_bytes: float) -> float:
+    """Time before the array is busy: the first blocks, at most a quarter of VMEM, and the first result."""
+    return hbm_seconds(chip, min(block_bytes, chip.vmem_bytes / 4)) + _FILL_CYCLES / chip.clock_hz
 
 
 def _array_seconds(chip: Chip, m: int, k: int, n: int, dtype_bytes: float, precision: Precision) -> float:
@@ -181,8 +203,9 @@ def vector_seconds(chip: Chip, *, elements: float, op_class: VectorClass = "chea
         elements: elements, in 32-bit lanes: narrower types are widened for arithmetic. Pass the padded count
             where padding matters, for a tile costs the same however full it is.
         op_class: `"cheap"` (add, multiply, compare, select, cast), `"medium"` (divide, exp, tanh, log,
-            rsqrt), `"expensive"` (sin, cos, pow, erf), `"reduce_major"`, `"reduce_second_minor"` or
-            `"reduce_minor"` (a reduction by the dimension that it removes; the minor one crosses lanes).
+            rsqrt), `"expensive"` (erf, pow, atan2), `"trigonometric"` (sin, cos, tan), `"reduce_major"`,
+            `"reduce_second_minor"` or `"reduce_minor"` (a reduction by the dimension that it removes; the
+            minor one crosses lanes).
 
     Returns:
         Seconds.
