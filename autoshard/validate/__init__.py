@@ -18,7 +18,7 @@ from autoshard.validate.process import (
     WorkerError,
     is_libtpu_available,
 )
-from autoshard.validate.profile import OpTime, ProfileError, ProfileReport, profile
+from autoshard.validate.profiler import OpTime, ProfileError, ProfileReport, profile
 from autoshard.validate.work import InstructionWork
 
 __all__ = [

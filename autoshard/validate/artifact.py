@@ -98,16 +98,15 @@ def export_artifact(
 
     # `hlo.Instruction.op_name` takes this name off again.
     flat.__name__ = flat.__qualname__ = "autoshard_artifact"
-    donated = _donated(arguments, donate_argnums)
     inputs = _flat_shardings(in_shardings, arguments, abstract)
     with jax.sharding.use_abstract_mesh(abstract or AbstractMesh((), ())):
         result = jax.eval_shape(traced_once, *jax.tree.unflatten(structure, leaves))
         outputs = _flat_shardings(out_shardings, result, abstract)
-        exported = _export(flat, leaves, inputs, outputs, donated, platform, name)
+        exported = _export(flat, leaves, inputs, outputs, platform, name)
         if abstract is not None and exported.nr_devices != abstract.size:
             replicated = NamedSharding(abstract, _SPEC())
             inputs = [replicated if sharding is None else sharding for sharding in inputs]
-            exported = _export(flat, leaves, inputs, outputs, donated, platform, name)
+            exported = _export(flat, leaves, inputs, outputs, platform, name)
     return Artifact(
         name=name,
         platform=platform,
@@ -117,7 +116,7 @@ def export_artifact(
             "result" + jax.tree_util.keystr(path)
             for path, _ in jax.tree_util.tree_flatten_with_path(result)[0]
         ),
-        donated=donated,
+        donated=_donated(arguments, donate_argnums),
         serialized=bytes(exported.serialize()),
     )
 
@@ -127,12 +126,11 @@ def _export(
     leaves: Sequence[Any],
     inputs: list[NamedSharding | None],
     outputs: list[NamedSharding | None],
-    donated: tuple[int, ...],
     platform: str,
     name: str,
 ) -> export.Exported:
-    # `jit` takes a bare None for "unspecified" but no list of Nones that is longer than the inputs.
-    jitted = jax.jit(flat, in_shardings=tuple(inputs), out_shardings=outputs, donate_argnums=donated)
+    # Donation is left to the process that compiles: an export does not hand it on.
+    jitted = jax.jit(flat, in_shardings=tuple(inputs), out_shardings=outputs)
     allowed: set[str] = set()
     while True:
         checks = [export.DisabledSafetyCheck.custom_call(target) for target in sorted(allowed)]

@@ -81,7 +81,7 @@ def run_worker(
     """
     (folder / "request.json").write_text(json.dumps(dict(request)))
     worker = Path(__file__).with_name("worker.py")
-    # -P keeps the worker's own folder off the import path: it holds names that the standard library uses too.
+    # -P keeps the worker's own folder off the import path: its neighbours are no top-level modules.
     command = [sys.executable, "-P", str(worker), str(folder)]
     # A new session, so that a timeout reaches everything that the compiler started.
     process = subprocess.Popen(

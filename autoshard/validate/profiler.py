@@ -18,13 +18,14 @@ import jax
 from jax.profiler import ProfileData
 
 from autoshard.validate.hlo import HloParseError, Module, parse_module
+from autoshard.validate.process import is_libtpu_available
 
 # Carries no annotations in JAX.
 _WAIT: Any = jax.block_until_ready
 
 
 class ProfileError(RuntimeError):
-    """A profile holds no instruction, so nothing can be said about the program."""
+    """A program cannot be profiled here, or its profile holds no instruction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +112,10 @@ def profile(
         The report.
 
     Raises:
-        ProfileError: the profile names no instruction.
+        ProfileError: the profile names no instruction, or JAX's profiler cannot start in this process.
 
     """
+    _check_platform()
     arguments = tuple(args)
 
     def step() -> None:
@@ -140,6 +142,18 @@ def profile(
     if hlo_text is None and isinstance(compiled, jax.stages.Compiled):
         hlo_text = compiled.as_text()
     return summarize(events, walls, hlo_text)
+
+
+def _check_platform() -> None:
+    """Refuse where starting a trace ends the process by a segmentation fault, with jax 0.10.2."""
+    config: Any = jax.config
+    platforms = config.jax_platforms or ""
+    tried_tpu = not platforms or "tpu" in platforms.split(",")
+    if tried_tpu and is_libtpu_available() and jax.default_backend() != "tpu":
+        raise ProfileError(
+            "libtpu is installed here and JAX tried to use it, but there is no TPU: starting a profile now "
+            "would crash this process. Set the environment variable JAX_PLATFORMS=cpu before JAX starts."
+        )
 
 
 def summarize(events: Sequence[_Event], walls: Sequence[float], hlo_text: str | None) -> ProfileReport:
