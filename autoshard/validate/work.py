@@ -85,6 +85,8 @@ def measure(module: Module, schedule: Schedule) -> tuple[InstructionWork, ...]:
         instruction, computation = execution.instruction, execution.computation
         if instruction.opcode in _NO_WORK or _base(instruction.opcode) in KINDS:
             continue
+        if instruction.attribute("custom_call_target") == '"AllocateBuffer"':
+            continue
         if instruction.opcode == "fusion" and _holds_collective(module, instruction):
             continue
         found.append(
