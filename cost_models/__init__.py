@@ -26,6 +26,7 @@ from cost_models.compute import (
 from cost_models.links import GroupLinks, Lane, PermutationLoad, group_links, permutation_load
 from cost_models.memory import padded_bytes
 from cost_models.placement import LINE, MeshError, Placement, Segment, place, placements
+from cost_models.scheduler import scheduler_seconds
 from cost_models.topology import Topology, TopologyError, slices
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "permutation_seconds",
     "place",
     "placements",
+    "scheduler_seconds",
     "slices",
     "vector_seconds",
 ]

@@ -164,17 +164,17 @@ def placements(topology: Topology, mesh: Mapping[str, int]) -> Iterator[Placemen
 @functools.lru_cache(maxsize=4096)
 def _place(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> Placement:
     _check_mesh(topology, mesh)
-    return next(_assignments(topology, mesh), None) or _snake(topology, mesh)
+    cut = next(_assignments(topology, mesh), None)
+    return _snake(topology, mesh) if cut is None else _assemble(topology, mesh, cut)
 
 
 @functools.lru_cache(maxsize=256)
 def _placements(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> tuple[Placement, ...]:
     _check_mesh(topology, mesh)
-    distinct: dict[tuple[tuple[Segment, ...], ...], Placement] = {}
-    for placement in _assignments(topology, mesh):
-        key = tuple(tuple(sorted(each, key=lambda s: (s.axis, s.stride))) for each in placement.segments)
-        distinct.setdefault(key, placement)
-    return tuple(distinct.values()) or (_snake(topology, mesh),)
+    distinct: dict[tuple[frozenset[tuple[str, int, int]], ...], _Cut] = {}
+    for cut in _assignments(topology, mesh):
+        distinct.setdefault(tuple(frozenset(cut[name]) for name, _ in mesh), cut)
+    return tuple(_assemble(topology, mesh, cut) for cut in distinct.values()) or (_snake(topology, mesh),)
 
 
 def _check_mesh(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> None:
@@ -203,22 +203,26 @@ def _cure(topology: Topology, wanted: int) -> str:
     return f"Shrink an axis, or use a larger slice: {larger} has {larger.num_devices}."
 
 
-def _assignments(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> Iterator[Placement]:
+_IDLE = "\0idle"
+
+_Cut = dict[str, list[tuple[str, int, int]]]
+
+
+def _assignments(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> Iterator[_Cut]:
     """Try every order of the logical axes on every order of the physical axes, the natural one first."""
     grid = [(axis, size) for axis, size in zip("xyz", topology.dims, strict=False)][::-1]
     if topology.chip.devices_per_chip > 1:
         grid.append(("core", topology.chip.devices_per_chip))
-    idle = topology.num_devices - math.prod(size for _, size in mesh)
-    if topology.num_devices % math.prod(size for _, size in mesh):
+    spare, rest = divmod(topology.num_devices, math.prod(size for _, size in mesh))
+    if rest:
         return
-    spare = (("", topology.num_devices // math.prod(size for _, size in mesh)),)
-    note = f"{idle} of {topology.num_devices} devices idle" if idle else ""
+    empty: _Cut = {name: [] for name, _ in mesh}
     for physical in _core_last_first(grid):
-        for logical in itertools.permutations(mesh):
+        for logical in itertools.permutations((name, size) for name, size in mesh if size > 1):
             # Idle devices are the slowest axis, so that those in use form a compact block.
-            cut = _nest(spare + logical, physical)
+            cut = _nest(((_IDLE, spare), *logical), physical)
             if cut is not None:
-                yield _assemble(topology, mesh, cut, note)
+                yield empty | cut
 
 
 def _core_last_first(grid: list[tuple[str, int]]) -> Iterator[tuple[tuple[str, int], ...]]:
@@ -228,33 +232,34 @@ def _core_last_first(grid: list[tuple[str, int]]) -> Iterator[tuple[tuple[str, i
     )
 
 
-_Cut = dict[str, list[tuple[str, int, int]]]
-
-
 def _nest(logical: tuple[tuple[str, int], ...], physical: tuple[tuple[str, int], ...]) -> _Cut | None:
-    """Split both lists of sizes, slowest first, into common factors; None where they do not nest.
+    """Split two lists of sizes, slowest first, into common factors; None where they do not nest.
 
-    Returns for each logical axis its (physical axis, extent, stride), slowest first.
+    Both lists have the same product. Returns for each logical axis its (physical axis, extent, stride),
+    slowest first.
     """
     cut: _Cut = {name: [] for name, _ in logical}
     left = [size for _, size in logical]
     spare = [size for _, size in physical]
     row, column = len(left) - 1, len(spare) - 1
-    while row >= 0 and column >= 0:
+    while row >= 0:
+        if left[row] == 1:
+            row -= 1
+            continue
+        if spare[column] == 1:
+            column -= 1
+            continue
         extent = min(left[row], spare[column])
         if left[row] % extent or spare[column] % extent:
             return None
         axis, size = physical[column]
-        if extent > 1:
-            cut[logical[row][0]].insert(0, (axis, extent, size // spare[column]))
+        cut[logical[row][0]].insert(0, (axis, extent, size // spare[column]))
         left[row] //= extent
         spare[column] //= extent
-        column -= spare[column] == 1 and (left[row] > 1 or extent == 1 or row == 0)
-        row -= left[row] == 1
     return cut
 
 
-def _assemble(topology: Topology, mesh: tuple[tuple[str, int], ...], cut: _Cut, note: str) -> Placement:
+def _assemble(topology: Topology, mesh: tuple[tuple[str, int], ...], cut: _Cut) -> Placement:
     sizes = dict(zip("xyz", topology.dims, strict=False)) | {"core": topology.chip.devices_per_chip}
     wraps = dict(zip("xyz", topology.wrap, strict=False)) | {"core": False}
     segments = tuple(
@@ -270,12 +275,14 @@ def _assemble(topology: Topology, mesh: tuple[tuple[str, int], ...], cut: _Cut, 
         )
         for name, _ in mesh
     )
+    order = _device_order(topology, segments)
+    idle = topology.num_devices - len(order)
     return Placement(
         topology=topology,
         mesh=mesh,
         segments=segments,
-        device_order=_device_order(topology, segments),
-        note=note,
+        device_order=order,
+        note=f"{idle} of {topology.num_devices} devices idle" if idle else "",
     )
 
 

@@ -1,0 +1,116 @@
+"""Names of slices, their shapes and their wraparound."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models import Topology, TopologyError, UnknownChipError, chips, slices
+
+GRAMMAR = (
+    "The grammar is <generation>:<X>x<Y>[x<Z>], counted in chips; known generations, with examples: v2:8x8, "
+    "v3:8x16, v4:4x4x8, v5e:4x8, v5p:4x8x8, v6e:4x8, v7x:4x8x8."
+)
+
+
+def test_v3_counts_cores() -> None:
+    topology = Topology.parse("v3:4x4")
+    assert (topology.dims, topology.num_chips, topology.num_devices) == ((4, 4), 4 * 4, 4 * 4 * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [
+        ("v2:8x16", (False, False)),
+        ("v2:16x16", (True, True)),
+        ("v3:16x32", (False, False)),
+        ("v3:32x32", (True, True)),
+        ("v4:2x4x4", (False, False, False)),
+        ("v4:4x4x4", (True, True, True)),
+        ("v5p:4x4x12", (True, True, True)),
+        ("v7x:2x2x1", (False, False, False)),
+        ("v5e:8x16", (False, True)),
+        ("v6e:16x16", (True, True)),
+        ("v6e:8x8", (False, False)),
+        ("v3:8x8 wrap=xy", (True, True)),
+        ("v3:8x8 wrap=y", (False, True)),
+        ("v3:32x32 wrap=none", (False, False)),
+    ],
+)
+def test_wraparound(name: str, wrap: tuple[bool, ...]) -> None:
+    assert Topology.parse(name).wrap == wrap
+
+
+@pytest.mark.parametrize("topology", [each for chip in chips() for each in slices(chip.name)], ids=str)
+def test_names_round_trip(topology: Topology) -> None:
+    assert Topology.parse(str(topology)) == topology
+    assert topology.is_offered
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("tpu7x:2x2x1", "v7x:2x2x1"),
+        (" TPU v3:4x4 ", "v3:4x4"),
+        ("V5E=2x4", "v5e:2x4"),
+        ("v3:4x4 wrap=none", "v3:4x4"),
+    ],
+)
+def test_spellings(name: str, same: str) -> None:
+    assert str(Topology.parse(name)) == same
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "cure"),
+    [
+        ("v3-32", "it does not follow the grammar", "'v3-32' counts cores. Did you mean 'v3:4x4'?"),
+        ("v5litepod-16", "it does not follow the grammar", "counts chips. Did you mean 'v5e:4x4'?"),
+        ("v3 4x4", "it does not follow the grammar", "Did you mean 'v3:4x4'?"),
+        ("v9:4x4", "'v9' is no known generation", "Did you mean 'v6e:4x4'?"),
+        ("v4:4x4", "v4 slices have three axes, X, Y and Z, not 2", "Did you mean 'v4:2x2x4'?"),
+        ("v3:4x4x4", "v3 slices have two axes, X and Y, not 3", "Did you mean 'v3:8x8'?"),
+        ("v3:0x4", "0x4 has an axis without chips", "Did you mean 'v3:2x2'?"),
+        (
+            "v3:64x64",
+            "64x64 (4096 chips) does not fit the v3 pod of 32x32 (1024 chips)",
+            "Did you mean 'v3:32x32'?",
+        ),
+        ("somewhere", "it does not follow the grammar", "v7x:4x8x8."),
+    ],
+)
+def test_a_bad_name_is_explained(name: str, reason: str, cure: str) -> None:
+    with pytest.raises(TopologyError) as caught:
+        Topology.parse(name)
+    assert str(caught.value).startswith(f"Cannot read {name!r} as a TPU slice: {reason}. {GRAMMAR}")
+    assert str(caught.value).endswith(cure)
+
+
+def test_wrong_number_of_wrap_flags() -> None:
+    chip = Topology.parse("v3:4x4").chip
+    with pytest.raises(TopologyError, match="Give one flag per axis"):
+        Topology(chip=chip, dims=(4, 4), wrap=(True, True, False))
+
+
+@pytest.mark.parametrize("generation", [each.name for each in chips()])
+def test_slices_ascend(generation: str) -> None:
+    sizes = [topology.num_devices for topology in slices(generation)]
+    assert sizes == sorted(sizes)
+    for size in sizes:
+        assert Topology.smallest(generation, size).num_devices == size
+        assert Topology.smallest(generation, size - 1).num_devices <= size
+
+
+def test_no_slice_is_large_enough() -> None:
+    with pytest.raises(TopologyError, match="the largest v3 slice, v3:32x32, has 2048"):
+        Topology.smallest("v3", 2049)
+    with pytest.raises(UnknownChipError):
+        Topology.smallest("v99", 1)
+
+
+@given(st.sampled_from(["v3:4x8", "v4:2x4x4", "v7x:2x2x4"]), st.data())
+def test_device_numbers_round_trip(name: str, data: st.DataObject) -> None:
+    topology = Topology.parse(name)
+    device = data.draw(st.integers(0, topology.num_devices - 1))
+    (x, y, *z), core = topology.coordinates(device)
+    width, depth = topology.dims[:2]
+    assert device == (((z or [0])[0] * depth + y) * width + x) * topology.chip.devices_per_chip + core
+    assert topology.device((x, y, *z), core) == device
