@@ -1,6 +1,7 @@
 """Prices of collectives: published answers, measured points, the compiler's figures, and properties."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -202,6 +203,34 @@ def test_permutations() -> None:
     assert permutation_seconds(45e9, [(at, at) for at in range(4)], row).seconds == 0.0
 
 
+def exchanged_pairs(placement: Placement, axes: tuple[str, ...]) -> list[tuple[int, int]]:
+    """List who sends to whom when every group over some axes exchanges all with all."""
+    sizes = placement.axis_sizes
+    positions = list(itertools.product(*(range(size) for size in sizes.values())))
+    fixed = [at for at, name in enumerate(sizes) if name not in axes]
+    return [
+        (source, target)
+        for source, one in enumerate(positions)
+        for target, other in enumerate(positions)
+        if all(one[at] == other[at] for at in fixed)
+    ]
+
+
+@pytest.mark.parametrize(
+    "axes", [("a",), ("b",), ("c",), ("a", "b"), ("b", "c"), ("a", "c"), ("a", "b", "c")]
+)
+@pytest.mark.parametrize("name", ["v3:4x4", "v4:2x2x4", "v5e:4x8", "v5e:8x4", "v7x:2x2x2"])
+def test_an_all_to_all_loads_links_as_its_messages_do(name: str, axes: tuple[str, ...]) -> None:
+    """Route each of the messages and count them on the busiest link."""
+    topology = Topology.parse(name)
+    mesh = {"a": 2, "b": topology.num_devices // 8, "c": 4}
+    for placement in placements(topology, mesh):
+        load = permutation_load(placement, exchanged_pairs(placement, axes))
+        size = math.prod(mesh[axis] for axis in axes)
+        cost = collective_seconds("all_to_all", size**2, axes, placement)
+        assert cost.link_bytes == pytest.approx(load.link_messages)
+
+
 def test_a_snake_is_priced_as_a_line() -> None:
     line = on("v3:4x4", a=5)
     cost = collective_seconds("all_gather", 5e6, ("a",), line)
@@ -225,8 +254,8 @@ def test_a_snake_is_priced_as_a_line() -> None:
             "all_gather",
             ("data", "expert", "data"),
             1,
-            "Cannot form a group over ('data', 'expert', 'data'): 'expert' is not an axis, 'data' is given twice. "
-            "The mesh has the axes data=4, model=8.",
+            "Cannot form a group over ('data', 'expert', 'data'): 'expert' is not an axis, 'data' is given "
+            "twice. The mesh has the axes data=4, model=8.",
         ),
         (
             "all_gather",
