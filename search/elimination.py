@@ -7,6 +7,7 @@ too large a table is refused and the integer program takes over.
 Reference: U. Bertele and F. Brioschi, Nonserial Dynamic Programming, Academic Press, 1972.
 """
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -99,15 +100,21 @@ def plan(sizes: Sequence[int], pairs: Iterable[Pair], *, cap: int) -> Eliminatio
             product *= sizes[other]
         return product
 
-    heap_cost = {node: cells(node) for node in range(len(sizes))}
+    cost = [cells(node) for node in range(len(sizes))]
+    heap = [(c, node) for node, c in enumerate(cost)]
+    heapq.heapify(heap)
+    waiting = set(range(len(sizes)))
     order: list[int] = []
     scopes: list[tuple[int, ...]] = []
     total = 0
-    while heap_cost:
-        node = min(heap_cost, key=lambda n: (heap_cost[n], n))
-        if heap_cost[node] > cap:
+    while waiting:
+        c, node = heapq.heappop(heap)
+        if node not in waiting or c != cost[node]:
+            continue  # superseded by a later entry
+        if c > cap:
             return None
-        total += heap_cost.pop(node)
+        total += c
+        waiting.remove(node)
         scope = near[node]
         order.append(node)
         scopes.append(tuple(sorted(scope)))
@@ -115,5 +122,6 @@ def plan(sizes: Sequence[int], pairs: Iterable[Pair], *, cap: int) -> Eliminatio
             near[other] |= scope
             near[other] -= {other, node}
         for other in scope:
-            heap_cost[other] = cells(other)
+            cost[other] = cells(other)
+            heapq.heappush(heap, (cost[other], other))
     return Elimination(order=tuple(order), scopes=tuple(scopes), cells=total)

@@ -89,6 +89,13 @@ class Incumbent:
             self.lower_bound = bound
             self.report(stage)
 
+    def exhausted(self, why: str) -> None:
+        """Conclude that nothing cheaper than the present plan exists; without one, that nothing does."""
+        if self.choice is None:
+            self.impossible = why
+        else:
+            self.prove(self.objective, "exhausted")
+
     def report(self, stage: str) -> None:
         """Tell the caller where the search stands."""
         if self._progress is not None:

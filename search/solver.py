@@ -1,22 +1,30 @@
 """`solve`: the main path, from a problem to a choice with its certificate.
 
-Problem -> Graph -> presolve -> elimination without memory -> (fits? done)
--> integer program with memory rows added where a plan breaks them -> Solution
+    Problem -> Graph -> presolve -> message passing with memory prices, and plans repaired to fit
+            -> strategies ruled out by their margins -> elimination -> linear program, more ruled out
+            -> integer program -> ties -> Solution
+
+Each stage ends the search when plan and bound meet.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
-from search import backend, elimination
-from search.graph import Graph, from_problem
+from search.descent import Descent
+from search.exact import Rows, by_elimination, by_integer_program, by_linear_program, least_overshoot
+from search.graph import Graph, Ints, from_problem
 from search.incumbent import Incumbent
+from search.neighbourhood import Neighbourhood
 from search.presolve import presolve
 from search.problem import Problem
-from search.program import build, with_memory
-from search.solution import Progress, Solution
+from search.relaxation import Relaxation
+from search.solution import Progress, Solution, relative_gap
 
-TABLE_CAP = 1 << 22  # entries of the largest table that elimination may build
+ROUNDS = 60  # of two sweeps each
+PATIENCE = 8  # rounds without a better bound or plan before the next stage
+SMALL = 4_000_000  # table entries up to which the exact stages are worth a try
 
 
 def solve(
@@ -60,66 +68,140 @@ def solve(
 
 
 def _search(problem: Problem, best: Incumbent, seed: int) -> None:
-    graph = presolve(from_problem(problem))
-    if _without_memory(graph, best) or best.done:
-        return
-    _integer(graph, best, seed)
-    if best.choice is None and graph.memory is not None and best.left:
-        _least_overshoot(graph, best, seed)
+    whole = presolve(from_problem(problem))
+    graph = _thinned(whole, _by_messages(whole, best, seed), best)
+    if not best.done:
+        _exact(graph, best, seed)
+    if best.choice is None and whole.memory is not None and best.left:
+        least_overshoot(whole, best, seed)
 
 
-def _without_memory(graph: Graph, best: Incumbent) -> bool:
-    """Minimise while ignoring memory; whether that settles the problem."""
-    order = elimination.plan(graph.sizes, graph.pairs, cap=TABLE_CAP)
-    if order is None:
-        return False
-    value, choice = order.minimum(graph.unary, graph.pairs)
-    if np.isinf(value):
-        best.impossible = "No choice avoids the forbidden pairs"
-        return True
-    best.prove(value + graph.constant, "elimination")
-    return best.offer(graph.original(choice), "elimination")
+def _thinned(graph: Graph, positions: list[Ints] | None, best: Incumbent) -> Graph:
+    """Keep only what a better plan may use; if a node has nothing left, no plan is better."""
+    if positions is None or best.done:
+        return graph
+    if any(len(p) == 0 for p in positions):
+        best.exhausted("Every choice is forbidden")
+        return graph
+    return presolve(graph.restrict(positions))
 
 
-def _integer(graph: Graph, best: Incumbent, seed: int) -> None:
-    """Solve the integer program, adding the memory rows that its plans break, until a plan fits."""
-    base = build(graph)
-    rows: list[int] = []
-    integer = False
-    while best.left:
-        program = with_memory(base, graph, rows) if rows else base
-        answer = backend.run(program, integer=integer, seconds=best.left, gap=best.target, seed=seed)
-        if answer.infeasible:
-            best.impossible = "No permitted choice fits the memory" if rows else "Every choice is forbidden"
-            return
-        best.prove(answer.bound + program.constant, "integer program" if integer else "linear program")
-        if answer.values is None:
-            return
-        choice = program.choice(answer.values)
-        best.offer(graph.original(choice), "integer program")
-        if best.done or (integer and not answer.complete):
-            return
-        broken = _broken(graph, choice, rows)
-        rows += broken
-        if integer and not broken:
-            return
-        integer = integer or not broken
+def _by_messages(graph: Graph, best: Incumbent, seed: int) -> list[Ints] | None:
+    """Bound and plan by message passing, memory priced; returns what a better plan may use."""
+    relaxation, descent = Relaxation(graph), Descent(graph)
+    moves = Neighbourhood(graph, seed)
+    large = sum(c.size for c in graph.pairs.values()) > SMALL
+    stalled, length = 0, 1.0
+    estimate = math.inf
+    seen = (best.objective, best.lower_bound)
+    rounds = 0
+    while best.left and (large or (rounds < ROUNDS and stalled < PATIENCE)):
+        plans = relaxation.round()
+        rounds += 1
+        best.prove(min(relaxation.bound, best.objective), "message passing")
+        plan = min(plans, key=graph.cost)
+        estimate = min(estimate, max(graph.cost(plan), relaxation.bound))
+        _try(graph, descent, plan, best)
+        if best.done:
+            return None
+        if rounds % 4 == 0:
+            plan = moves.step(relaxation.unary, plan, moves.forest(len(graph.unary)))
+            _try(graph, descent, plan, best)
+            if best.done:
+                return None
+        if graph.memory is not None and rounds >= 5:
+            goal = best.objective if math.isfinite(best.objective) else estimate
+            relaxation.step(plans[-1], goal, length)
+        better = _moved(seen, (best.objective, best.lower_bound))
+        stalled = 0 if better else stalled + 1
+        length = length if better else max(length * 0.8, 0.01)
+        seen = (best.objective, best.lower_bound)
+    if math.isinf(best.objective) or not best.left:
+        return None
+    _forests(graph, moves, descent, relaxation, best)
+    if best.done:
+        return None
+    relaxation.round()
+    best.prove(min(relaxation.bound, best.objective), "message passing")
+    return relaxation.survivors(best.objective)
 
 
-def _broken(graph: Graph, choice: list[int], rows: list[int]) -> list[int]:
+def _moved(before: tuple[float, float], after: tuple[float, float]) -> bool:
+    """Whether the gap shrank by a fiftieth."""
+    old, new = relative_gap(*before), relative_gap(*after)
+    return math.isinf(old) or new < 0.98 * old
+
+
+def _try(graph: Graph, descent: Descent, plan: list[int], best: Incumbent) -> None:
+    """Offer a plan, brought within the memory and polished."""
     if graph.memory is None:
-        return []
-    excess = graph.memory.excess(choice)
-    known = set(rows)
-    worst = [int(r) for r in np.argsort(-excess, kind="stable") if excess[r] > graph.memory.tolerance]
-    return [r for r in worst if r not in known][:16]
+        best.offer(graph.original(plan), "message passing")
+        return
+    if best.offer(graph.original(plan), "message passing"):
+        return
+    mended = descent.repair(plan)
+    if mended is not None:
+        best.offer(graph.original(descent.polish(mended)), "repair")
 
 
-def _least_overshoot(graph: Graph, best: Incumbent, seed: int) -> None:
-    """With nothing that fits, find the choice whose peak is least above the limit."""
-    base = build(graph)
-    assert graph.memory is not None
-    program = with_memory(base, graph, range(len(graph.memory.room)), soft=True)
-    answer = backend.run(program, integer=True, seconds=best.left, seed=seed)
-    if answer.values is not None:
-        best.offer(graph.original(program.choice(answer.values)), "least overshoot")
+def _forests(
+    graph: Graph, moves: Neighbourhood, descent: Descent, relaxation: Relaxation, best: Incumbent
+) -> None:
+    """Improve the incumbent by forest steps, until a row of them in vain."""
+    assert best.choice is not None
+    plan = _positions(graph, best.choice)
+    if plan is None:
+        return
+    vain = 0
+    while vain < 12 and best.left and not best.done:
+        before = best.objective
+        size = len(plan) if graph.memory is None else max(2, len(plan) >> (vain % 4))
+        trial = moves.step(relaxation.unary, plan, moves.forest(size))
+        _try(graph, descent, trial, best)
+        if graph.memory is None:
+            plan = trial
+        else:
+            plan = _positions(graph, best.choice) or plan
+        vain = 0 if best.objective < before else vain + 1
+
+
+def _positions(graph: Graph, choice: tuple[int, ...]) -> list[int] | None:
+    """Translate an original choice to this graph's positions, if it still has them."""
+    out = []
+    for kept, s in zip(graph.kept, choice, strict=True):
+        where = np.flatnonzero(kept == s)
+        if not len(where):
+            return None
+        out.append(int(where[0]))
+    return out
+
+
+def _exact(graph: Graph, best: Incumbent, seed: int) -> None:
+    """Finish: elimination, linear program, and integer program on what is left."""
+    if by_elimination(graph, best) or best.done:
+        return
+    if sum(c.size for c in graph.pairs.values()) > SMALL:
+        return
+    rows = Rows(graph, [])
+    plan, positions = by_linear_program(rows, best, seed)
+    descent = Descent(graph)
+    if plan and not best.done:
+        _try(graph, descent, plan, best)
+    if best.done or not best.left:
+        return
+    if positions is not None:
+        slim = _thinned(graph, positions, best)
+        if best.done or by_elimination(slim, best) or best.done:
+            return
+        if slim.memory is None or graph.memory is None:
+            rows = Rows(slim, [])
+        else:
+            wanted = set(graph.memory.times[rows.rows].tolist())
+            rows = Rows(slim, [r for r, t in enumerate(slim.memory.times.tolist()) if t in wanted])
+        graph, descent = slim, Descent(slim)
+
+    def mend(plan: list[int]) -> list[int] | None:
+        mended = descent.repair(plan)
+        return None if mended is None else descent.polish(mended)
+
+    by_integer_program(rows, best, seed, mend)

@@ -1,0 +1,178 @@
+"""Single-node moves on a plan: bring it within the memory, then improve it without leaving.
+
+All strategies of all nodes lie in one flat array with their cost against the present neighbours, so the best
+move of the whole plan is one `argmin`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from search.graph import Graph
+from search.problem import Floats
+
+
+class Descent:
+    """A graph prepared for moves."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Index the graph's strategies.
+
+        Args:
+            graph: what to move in.
+
+        """
+        self._graph = graph
+        self._near = graph.neighbours()
+        sizes = np.array(graph.sizes, dtype=np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self._node = np.repeat(np.arange(len(sizes)), sizes)
+        memory = graph.memory
+        self._usage = np.concatenate([*memory.usages, np.zeros(0)]) if memory else np.zeros(len(self._node))
+        self._columns = memory.rows.tocsc() if memory else None
+        self._buffered = {n for pair, _ in memory.buffers for n in pair} if memory else set()
+
+    def repair(self, plan: Sequence[int], *, steps: int = 2000) -> list[int] | None:
+        """Move nodes to leaner strategies, least extra cost per byte first, until the plan fits.
+
+        Args:
+            plan: any choice.
+            steps: most moves.
+
+        Returns:
+            A plan that fits, or None when the moves do not get there.
+
+        """
+        memory = self._graph.memory
+        choice = list(plan)
+        if memory is None:
+            return choice
+        local = self._local(choice)
+        at = self._starts[:-1] + np.array(choice, dtype=np.int64)
+        excess = memory.excess(choice)
+        stride = 1 if memory.rows.nnz < 200_000 else 32  # moves between looks at all rows
+        weight: Floats = np.zeros(0)
+        for k in range(steps):
+            over = np.where(excess > memory.tolerance, excess, 0.0)
+            if not over.any():
+                return choice
+            if k % stride == 0:
+                weight = memory.rows.T @ (over / memory.scale)
+            gain = (weight * self._usage[at])[self._node] - weight[self._node] * self._usage
+            need = float(over @ over) / memory.scale
+            useful = gain > 1e-12 * need
+            if not useful.any():
+                return None
+            with np.errstate(invalid="ignore"):
+                extra = local - local[at][self._node]
+            extra = np.where(useful & np.isfinite(local), extra, np.inf)
+            # free moves rank by their gain; priced ones by cost per useful gain
+            ratio = np.where(extra <= 0, extra - gain, extra / np.minimum(gain, need).clip(1e-300))
+            ratio = np.where(extra <= 0, np.minimum(ratio, -1e-300), ratio)
+            move = int(ratio.argmin())
+            if not np.isfinite(ratio[move]):
+                return None
+            node = int(self._node[move])
+            was = choice[node]
+            self._move(local, choice, node, move - int(self._starts[node]))
+            excess = self._after(excess, choice, node, was)
+            at[node] = move
+        return None
+
+    def polish(self, plan: Sequence[int], *, passes: int = 20, ties: bool = False) -> list[int]:
+        """Give each node in turn its cheapest strategy that still fits, until nothing changes.
+
+        Args:
+            plan: fits.
+            passes: most rounds over the nodes.
+            ties: also move to a lower position at equal cost (relative rounding 1e-12).
+
+        Returns:
+            A plan that fits and costs no more.
+
+        """
+        choice = list(plan)
+        memory = self._graph.memory
+        local = self._local(choice)
+        excess = memory.excess(choice) if memory else np.zeros(0)
+        scale = abs(self._graph.cost(choice)) * 1e-12 if ties else 0.0
+        for _ in range(passes):
+            moved = False
+            for node, size in enumerate(self._graph.sizes):
+                if size < 2:
+                    continue
+                a = int(self._starts[node])
+                costs = local[a : a + size]
+                now = choice[node]
+                better = costs < costs[now]
+                if ties:
+                    better[:now] |= costs[:now] <= costs[now] + scale
+                better &= self._allowed(node, now, excess)
+                options = np.flatnonzero(better)
+                if not len(options):
+                    continue
+                least = costs[options].min()
+                for option in options[np.argsort(costs[options] > least + scale, kind="stable")]:
+                    old = list(choice) if node in self._buffered else choice
+                    trial = int(option)
+                    if node in self._buffered:
+                        old[node] = trial
+                        if not self._graph.fits(old):
+                            continue
+                    self._move(local, choice, node, trial)
+                    excess = self._after(excess, choice, node, now)
+                    moved = True
+                    break
+            if not moved:
+                break
+        return choice
+
+    def _local(self, choice: list[int]) -> Floats:
+        """Cost of every strategy against the neighbours' present strategies, flat."""
+        parts = []
+        for node, cost in enumerate(self._graph.unary):
+            total = cost.copy()
+            for other, table in self._near[node]:
+                total += table[:, choice[other]]
+            parts.append(total)
+        return np.concatenate([*parts, np.zeros(0)])
+
+    def _move(self, local: Floats, choice: list[int], node: int, to: int) -> None:
+        was = choice[node]
+        choice[node] = to
+        for other, table in self._near[node]:
+            a, b = self._starts[other], self._starts[other + 1]
+            with np.errstate(invalid="ignore"):
+                step = table[to] - table[was]
+            if np.isfinite(step).all() and np.isfinite(local[a:b]).all():
+                local[a:b] += step
+                continue
+            fresh = self._graph.unary[other].copy()
+            for near, costs in self._near[other]:
+                fresh += costs[:, choice[near]]
+            local[a:b] = fresh
+
+    def _allowed(self, node: int, now: int, excess: Floats) -> Floats:
+        """Mark the strategies of a node that fit while the others hold (buffers apart)."""
+        a, b = self._starts[node], self._starts[node + 1]
+        usage = self._usage[a:b]
+        if self._columns is None or self._graph.memory is None:
+            return np.ones(len(usage), dtype=bool)
+        lo, hi = self._columns.indptr[node], self._columns.indptr[node + 1]
+        if lo == hi:
+            return np.ones(len(usage), dtype=bool)
+        room = (self._graph.memory.tolerance - excess[self._columns.indices[lo:hi]]) / self._columns.data[
+            lo:hi
+        ]
+        return np.asarray(usage <= usage[now] + room.min())
+
+    def _after(self, excess: Floats, choice: list[int], node: int, was: int) -> Floats:
+        memory = self._graph.memory
+        if memory is None or self._columns is None:
+            return excess
+        if node in self._buffered:
+            return memory.excess(choice)
+        lo, hi = self._columns.indptr[node], self._columns.indptr[node + 1]
+        step = memory.usages[node][choice[node]] - memory.usages[node][was]
+        excess[self._columns.indices[lo:hi]] += self._columns.data[lo:hi] * step
+        return excess

@@ -1,0 +1,191 @@
+"""The finishing stages: exact elimination, and the integer program with memory rows added lazily.
+
+Both work on a graph that earlier stages have thinned, so "nothing there" means: nothing cheaper than the plan
+at hand.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from search import backend, elimination
+from search.graph import Graph, Ints
+from search.incumbent import PROVEN, Incumbent
+from search.problem import Floats
+from search.program import Program, build, with_memory
+
+TABLE_CAP = 1 << 22  # entries of the largest table that elimination may build
+TOTAL_CAP = 1 << 27  # entries of all tables together
+ROWS_AT_ONCE = 16  # memory rows added after one solve
+
+
+def by_elimination(graph: Graph, best: Incumbent) -> bool:
+    """Minimise exactly while ignoring memory.
+
+    Args:
+        graph: contains a plan at least as good as the incumbent's, or none is better.
+        best: takes the plan and the bound.
+
+    Returns:
+        Whether that settles the search: the plan fits, or every choice is forbidden.
+
+    """
+    order = elimination.plan(graph.sizes, graph.pairs, cap=TABLE_CAP)
+    if order is None or order.cells > TOTAL_CAP:
+        return False
+    value, choice = order.minimum(graph.unary, graph.pairs)
+    if np.isinf(value):
+        best.exhausted("No choice avoids the forbidden pairs")
+        return True
+    best.prove(min(value + graph.constant, best.objective), "elimination")
+    return best.offer(graph.original(choice), "elimination")
+
+
+class Rows:
+    """The integer program of one graph with the memory rows that turned out to matter."""
+
+    def __init__(self, graph: Graph, rows: list[int]) -> None:
+        """Build the program.
+
+        Args:
+            graph: what to choose from.
+            rows: memory rows to begin with.
+
+        """
+        self.graph = graph
+        self.rows = rows
+        self._base = build(graph)
+
+    def program(self) -> Program:
+        """Return the program with the present rows."""
+        return with_memory(self._base, self.graph, self.rows) if self.rows else self._base
+
+    def extend(self, values: np.ndarray) -> bool:
+        """Add the rows that a solution (fractional or not) breaks most; whether there were any."""
+        memory = self.graph.memory
+        if memory is None:
+            return False
+        everything = with_memory(self._base, self.graph, range(len(memory.room)))
+        first = self._base.matrix.shape[0]
+        excess = everything.matrix[first:] @ values - everything.high[first:]
+        known = set(self.rows)
+        worst = [int(r) for r in np.argsort(-excess, kind="stable")[: 4 * ROWS_AT_ONCE] if excess[r] > 1e-7]
+        new = [r for r in worst if r not in known][:ROWS_AT_ONCE]
+        self.rows += new
+        return bool(new)
+
+
+def by_linear_program(rows: Rows, best: Incumbent, seed: int) -> tuple[list[int], list[Ints] | None]:
+    """Solve the linear relaxation, adding memory rows until its solution fits.
+
+    Args:
+        rows: the program; it gains rows.
+        best: takes the bound.
+        seed: of the solver.
+
+    Returns:
+        (the rounded plan, or an empty list without one; what may stay per node, or None when unknown).
+
+    """
+    while best.left:
+        program = rows.program()
+        answer = backend.run(program, integer=False, seconds=best.left, seed=seed)
+        if answer.infeasible:
+            best.exhausted("No permitted choice fits the memory, not even a fractional one")
+            return [], None
+        if answer.values is None or not answer.complete:
+            return [], None
+        best.prove(min(answer.bound + program.constant, best.objective), "linear program")
+        plan = program.choice(answer.values)
+        if best.done:
+            return plan, None
+        if rows.extend(answer.values):
+            continue
+        if answer.reduced_costs is None or np.isinf(best.objective):
+            return plan, None
+        slack = best.objective - answer.bound - program.constant + PROVEN * abs(best.objective)
+        stay = answer.reduced_costs[: program.num_binary] <= slack
+        bounds = zip(program.starts[:-1], program.starts[1:], strict=True)
+        return plan, [np.flatnonzero(stay[a:b]) for a, b in bounds]
+    return [], None
+
+
+def by_integer_program(
+    rows: Rows, best: Incumbent, seed: int, mend: Callable[[list[int]], list[int] | None]
+) -> None:
+    """Solve the integer program, adding the memory rows that its plans break, until one fits.
+
+    Args:
+        rows: the program; it gains rows.
+        best: takes plans and bounds.
+        seed: of the solver.
+        mend: turns a plan into one that fits, or None.
+
+    """
+    graph = rows.graph
+    while best.left:
+        program = rows.program()
+        start = _indicator(program, graph, best)
+        gap = max(best.target, PROVEN)
+        answer = backend.run(program, integer=True, seconds=best.left, gap=gap, seed=seed, start=start)
+        if answer.infeasible:
+            best.exhausted(
+                "No permitted choice fits the memory" if rows.rows else "Every choice is forbidden"
+            )
+            return
+        best.prove(min(answer.bound + program.constant, best.objective), "integer program")
+        if answer.values is None:
+            return
+        plan = program.choice(answer.values)
+        fits = best.offer(graph.original(plan), "integer program")
+        if not fits:
+            mended = mend(plan)
+            if mended is not None:
+                best.offer(graph.original(mended), "repair")
+        if best.done or not answer.complete or fits or not rows.extend(answer.values):
+            return
+
+
+def least_overshoot(graph: Graph, best: Incumbent, seed: int) -> None:
+    """With nothing that fits, find the choice whose peak is least above the limit.
+
+    Args:
+        graph: has a memory.
+        best: takes the plan as its fallback.
+        seed: of the solver.
+
+    """
+    memory = graph.memory
+    if memory is None:
+        return
+    base = build(graph)
+    rows = [int(np.argmin(memory.room))]
+    while best.left:
+        program = with_memory(base, graph, rows, soft=True)
+        answer = backend.run(program, integer=True, seconds=best.left, gap=1e-6, seed=seed)
+        if answer.values is None:
+            return
+        plan = program.choice(answer.values)
+        best.offer(graph.original(plan), "least overshoot")
+        excess = memory.excess(plan) / memory.scale
+        ceiling = max(float(answer.values[-1]), float(excess[rows].max())) + 1e-7
+        known = set(rows)
+        broken = [
+            int(r) for r in np.argsort(-excess, kind="stable") if excess[r] > ceiling and r not in known
+        ]
+        if not broken or not answer.complete:
+            return
+        rows += broken[:ROWS_AT_ONCE]
+
+
+def _indicator(program: Program, graph: Graph, best: Incumbent) -> Floats | None:
+    """Write the incumbent as values of the node variables, if the thinned graph still has it."""
+    if best.choice is None:
+        return None
+    values = np.zeros(program.num_binary)
+    for start, kept, s in zip(program.starts[:-1], graph.kept, best.choice, strict=True):
+        where = np.flatnonzero(kept == s)
+        if not len(where):
+            return None
+        values[start + where[0]] = 1.0
+    return values
