@@ -30,6 +30,7 @@ class Answer:
         objective: cost of `values`; `inf` without.
         bound: no feasible point costs less; `-inf` when unknown.
         reduced_costs: `[V]` of an LP solved to optimality, else None.
+        duals: `[rows]` of an LP solved to optimality, else None.
         infeasible: proven to have no feasible point.
         complete: solved to the requested gap, or proven infeasible.
 
@@ -39,6 +40,7 @@ class Answer:
     objective: float
     bound: float
     reduced_costs: Floats | None
+    duals: Floats | None
     infeasible: bool
     complete: bool
 
@@ -94,9 +96,10 @@ def run(
     values = None
     if result.has_primal_feasible_solution():
         values = np.asarray(result.variable_values(variables))
-    reduced = None
+    reduced, duals = None, None
     if not integer and optimal and result.has_dual_feasible_solution():
         reduced = np.asarray(result.reduced_costs(variables)) / scale
+        duals = np.asarray(result.dual_values(list(model.linear_constraints()))) / scale
     bounds = result.termination.objective_bounds
     bound = bounds.dual_bound / scale if integer or optimal else -math.inf
     return Answer(
@@ -104,6 +107,7 @@ def run(
         objective=math.inf if values is None else float(program.cost @ values),
         bound=math.inf if infeasible else float(bound),
         reduced_costs=reduced,
+        duals=duals,
         infeasible=infeasible,
         complete=optimal or infeasible,
     )

@@ -5,6 +5,7 @@ at hand.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -60,6 +61,16 @@ class Rows:
         """Return the program with the present rows."""
         return with_memory(self._base, self.graph, self.rows) if self.rows else self._base
 
+    def prices(self, duals: Floats | None) -> Floats | None:
+        """Turn the duals of the present program into cost per byte of every memory row."""
+        memory = self.graph.memory
+        if memory is None or duals is None:
+            return None
+        prices = np.zeros(len(memory.room))
+        if self.rows:
+            prices[self.rows] = np.maximum(0.0, -duals[-len(self.rows) :]) / memory.scale
+        return prices
+
     def extend(self, values: np.ndarray) -> bool:
         """Add the rows that a solution (fractional or not) breaks most; whether there were any."""
         memory = self.graph.memory
@@ -75,7 +86,23 @@ class Rows:
         return bool(new)
 
 
-def by_linear_program(rows: Rows, best: Incumbent, seed: int) -> tuple[list[int], list[Ints] | None]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Relaxed:
+    """What the linear program tells.
+
+    Args:
+        plan: rounded from its solution; None without one.
+        positions: strategies per node that a better plan may use; None when unknown.
+        prices: cost per byte `[R]` of the graph's memory rows; None when unknown.
+
+    """
+
+    plan: list[int] | None = None
+    positions: list[Ints] | None = None
+    prices: Floats | None = None
+
+
+def by_linear_program(rows: Rows, best: Incumbent, seed: int) -> Relaxed:
     """Solve the linear relaxation, adding memory rows until its solution fits.
 
     Args:
@@ -84,7 +111,7 @@ def by_linear_program(rows: Rows, best: Incumbent, seed: int) -> tuple[list[int]
         seed: of the solver.
 
     Returns:
-        (the rounded plan, or an empty list without one; what may stay per node, or None when unknown).
+        Its plan, what it rules out, and its prices on memory.
 
     """
     while best.left:
@@ -92,22 +119,23 @@ def by_linear_program(rows: Rows, best: Incumbent, seed: int) -> tuple[list[int]
         answer = backend.run(program, integer=False, seconds=best.left, seed=seed)
         if answer.infeasible:
             best.exhausted("No permitted choice fits the memory, not even a fractional one")
-            return [], None
+            return Relaxed()
         if answer.values is None or not answer.complete:
-            return [], None
+            return Relaxed()
         best.prove(min(answer.bound + program.constant, best.objective), "linear program")
         plan = program.choice(answer.values)
         if best.done:
-            return plan, None
+            return Relaxed(plan=plan)
         if rows.extend(answer.values):
             continue
         if answer.reduced_costs is None or np.isinf(best.objective):
-            return plan, None
+            return Relaxed(plan=plan)
         slack = best.objective - answer.bound - program.constant + PROVEN * abs(best.objective)
         stay = answer.reduced_costs[: program.num_binary] <= slack
         bounds = zip(program.starts[:-1], program.starts[1:], strict=True)
-        return plan, [np.flatnonzero(stay[a:b]) for a, b in bounds]
-    return [], None
+        positions = [np.flatnonzero(stay[a:b]) for a, b in bounds]
+        return Relaxed(plan=plan, positions=positions, prices=rows.prices(answer.duals))
+    return Relaxed()
 
 
 def by_integer_program(

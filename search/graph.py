@@ -87,6 +87,16 @@ class Graph:
         """Translate a choice to the problem's own strategy indices."""
         return tuple(int(k[s]) for k, s in zip(self.kept, choice, strict=True))
 
+    def positions(self, choice: Sequence[int]) -> list[int] | None:
+        """Translate a choice of the problem to this graph's positions, or None where one was dropped."""
+        out = []
+        for kept, s in zip(self.kept, choice, strict=True):
+            where = int(np.searchsorted(kept, s))
+            if where == len(kept) or kept[where] != s:
+                return None
+            out.append(where)
+        return out
+
     def fits(self, choice: Sequence[int]) -> bool:
         """Whether a choice stays within the memory at every time."""
         return self.memory is None or bool((self.memory.excess(choice) <= self.memory.tolerance).all())

@@ -83,6 +83,16 @@ class Incumbent:
             self.report(stage)
         return True
 
+    def prefer(self, choice: Sequence[int]) -> bool:
+        """Replace the plan by one that costs the same (relative 1e-12) and fits; whether it did."""
+        choice = tuple(int(s) for s in choice)
+        objective = self.problem.objective(choice)
+        peak = float(self.problem.usage(choice).max(initial=0.0))
+        if objective > self.objective + 1e-12 * abs(self.objective) or not fits(self.problem, peak):
+            return False
+        self.choice, self.objective = choice, objective
+        return True
+
     def prove(self, bound: float, stage: str) -> None:
         """Take a lower bound if it is better than the last."""
         if bound > self.lower_bound:

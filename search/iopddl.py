@@ -1,8 +1,8 @@
 """The file format of the ASPLOS 2025 / EuroSys 2025 contest on intra-operator parallelism.
 
 Node i uses `usages[i][s]` bytes during the half-open `intervals[i]`; edge costs are flat, row by row; a cost
-of 1e18 or more forbids. Times are only the instants of greatest load: a start after which something ends before
-the next start, since every other instant holds a subset of a later one's nodes.
+of 1e18 or more forbids. Times are only the instants of greatest load: a start after which something ends
+before the next start, since every other instant holds a subset of a later one's nodes.
 
 Reference: https://github.com/google/iopddl (2025).
 """

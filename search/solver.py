@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from search.descent import Descent
-from search.exact import Rows, by_elimination, by_integer_program, by_linear_program, least_overshoot
+from search.exact import Relaxed, Rows, by_elimination, by_integer_program, by_linear_program, least_overshoot
 from search.graph import Graph, Ints, from_problem
 from search.incumbent import Incumbent
 from search.neighbourhood import Neighbourhood
@@ -21,6 +21,7 @@ from search.presolve import presolve
 from search.problem import Problem
 from search.relaxation import Relaxation
 from search.solution import Progress, Solution, relative_gap
+from search.ties import settle
 
 ROUNDS = 60  # of two sweeps each
 PATIENCE = 8  # rounds without a better bound or plan before the next stage
@@ -74,6 +75,8 @@ def _search(problem: Problem, best: Incumbent, seed: int) -> None:
         _exact(graph, best, seed)
     if best.choice is None and whole.memory is not None and best.left:
         least_overshoot(whole, best, seed)
+    if best.left:
+        settle(whole, best, seed)
 
 
 def _thinned(graph: Graph, positions: list[Ints] | None, best: Incumbent) -> Graph:
@@ -149,7 +152,7 @@ def _forests(
 ) -> None:
     """Improve the incumbent by forest steps, until a row of them in vain."""
     assert best.choice is not None
-    plan = _positions(graph, best.choice)
+    plan = graph.positions(best.choice)
     if plan is None:
         return
     vain = 0
@@ -161,19 +164,30 @@ def _forests(
         if graph.memory is None:
             plan = trial
         else:
-            plan = _positions(graph, best.choice) or plan
+            plan = graph.positions(best.choice) or plan
         vain = 0 if best.objective < before else vain + 1
 
 
-def _positions(graph: Graph, choice: tuple[int, ...]) -> list[int] | None:
-    """Translate an original choice to this graph's positions, if it still has them."""
-    out = []
-    for kept, s in zip(graph.kept, choice, strict=True):
-        where = np.flatnonzero(kept == s)
-        if not len(where):
-            return None
-        out.append(int(where[0]))
-    return out
+def _sharpened(
+    graph: Graph, relaxed: Relaxed, descent: Descent, best: Incumbent, seed: int
+) -> list[Ints] | None:
+    """Combine the linear program's verdict on strategies with message passing at its prices."""
+    if relaxed.prices is None:
+        return relaxed.positions
+    relaxation, moves = Relaxation(graph), Neighbourhood(graph, seed)
+    relaxation.price(relaxed.prices)
+    for _ in range(20):
+        if not best.left:
+            return relaxed.positions
+        for plan in relaxation.round():
+            _try(graph, descent, plan, best)
+    best.prove(min(relaxation.bound, best.objective), "message passing")
+    if math.isfinite(best.objective):
+        _forests(graph, moves, descent, relaxation, best)
+    positions = relaxation.survivors(best.objective)
+    if positions is None or relaxed.positions is None:
+        return positions or relaxed.positions
+    return [np.intersect1d(a, b) for a, b in zip(positions, relaxed.positions, strict=True)]
 
 
 def _exact(graph: Graph, best: Incumbent, seed: int) -> None:
@@ -183,11 +197,14 @@ def _exact(graph: Graph, best: Incumbent, seed: int) -> None:
     if sum(c.size for c in graph.pairs.values()) > SMALL:
         return
     rows = Rows(graph, [])
-    plan, positions = by_linear_program(rows, best, seed)
+    relaxed = by_linear_program(rows, best, seed)
     descent = Descent(graph)
-    if plan and not best.done:
-        _try(graph, descent, plan, best)
+    if relaxed.plan is not None and not best.done:
+        _try(graph, descent, relaxed.plan, best)
     if best.done or not best.left:
+        return
+    positions = _sharpened(graph, relaxed, descent, best, seed)
+    if best.done:
         return
     if positions is not None:
         slim = _thinned(graph, positions, best)

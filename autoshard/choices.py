@@ -1,0 +1,49 @@
+"""What there is to choose: the ways to split a rule's factors, or a value's dims, over a mesh."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+
+from autoshard.grouping import PARTIAL
+from autoshard.layout import Axes, Layout, MeshShape
+from autoshard.rules import Assignment, ShardingRule
+
+__all__ = ["assignments", "layouts"]
+
+
+def assignments(rule: ShardingRule, mesh: MeshShape) -> list[Assignment]:
+    """List the valid ways to split the factors of `rule`, plainest first.
+
+    Every axis of more than one device splits one factor, or none. Axes on one factor nest in mesh order. A
+    linear rule may also leave an axis on its inputs' partial sums.
+    """
+    axes = [a for a, n in mesh.items() if n > 1]
+    options = [*rule.factors] + ([PARTIAL] if rule.linear else [])
+    found: list[Assignment] = []
+    for picks in itertools.product([None, *options], repeat=len(axes)):
+        assignment: dict[str, Axes] = {}
+        for axis, factor in zip(axes, picks, strict=True):
+            if factor is not None:
+                assignment[factor] = (*assignment.get(factor, ()), axis)
+        proper = {f: a for f, a in assignment.items() if f != PARTIAL}
+        if rule.valid(proper, mesh) and not (
+            assignment.get(PARTIAL) and any(m != "sum" for f, m in rule.reduce.items() if f in proper)
+        ):
+            found.append(assignment)
+    found.sort(key=lambda a: (sum(map(len, a.values())), len(a)))
+    return found
+
+
+def layouts(shape: Sequence[int], mesh: MeshShape) -> list[Layout]:
+    """List the ways to split an array of `shape` evenly, plainest first."""
+    return list(_layouts(tuple(shape), tuple(mesh.items())))
+
+
+@lru_cache(maxsize=4096)
+def _layouts(shape: tuple[int, ...], mesh: tuple[tuple[str, int], ...]) -> tuple[Layout, ...]:
+    names = tuple(f"d{i}" for i in range(len(shape)))
+    dims = tuple((f,) if n > 1 else () for f, n in zip(names, shape, strict=True))
+    rule = ShardingRule(inputs=(), outputs=(dims,), sizes=dict(zip(names, shape, strict=True)))
+    return tuple(rule.layout(dims, a) for a in assignments(rule, dict(mesh)))

@@ -1,0 +1,302 @@
+"""The per-device program: groups emitted on local arrays, with explicit collectives between them.
+
+`Decisions` say how every group splits its factors and how every boundary value is laid out; `spmd` turns
+them into a function over global arrays that runs under `jax.shard_map`. Each group's equations carry a name
+scope, `g12.dot_general`, by which the estimate and a profile find them again; resharding for group 12
+carries `r12`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from autoshard.grouping import Block, Group
+from autoshard.layout import Axes, Layout, MeshShape, replicated, to_spec
+from autoshard.partition.reshard import Resharder, apply_steps
+from autoshard.program import Atom, Op, Value
+from autoshard.rules import Assignment, Kind, LocalView, family
+
+__all__ = ["Boundary", "Decisions", "boundaries", "emit_group", "number_groups", "spmd"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Decisions:
+    """How everything is split: an assignment per group, a layout per boundary value.
+
+    Boundary values are the program's inputs and constants, what a loop or branch takes in (`block.inputs`),
+    what it stacks or returns (a control-flow group's outputs), and the program's outputs by position.
+    """
+
+    assignments: Mapping[Group, Assignment]
+    layouts: Mapping[Value, Layout]
+    outputs: tuple[Layout, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Boundary:
+    """Which values of a control-flow group are decided, and what follows them.
+
+    `operands[i]` is the inner value that decides how input i of the op arrives, with the number of leading
+    dims that the op strips (1 for what a scan slices). `results[j]` is the value that decides output j.
+    `yields` lists (block index, output index, deciding value, leading dims) for what the blocks return.
+    `same` maps further inner values to the one that decides them.
+    """
+
+    operands: tuple[tuple[Value | None, int], ...]
+    results: tuple[Value, ...]
+    yields: tuple[tuple[int, int, Value, int], ...]
+    same: Mapping[Value, Value]
+
+
+def boundaries(item: Group) -> Boundary:
+    """Return the boundary of a `scan`, `while` or `cond` group."""
+    (op,) = item.ops
+    if op.name == "scan":
+        return _scan_boundary(op, item.blocks[0])
+    if op.name == "while":
+        return _while_boundary(op, *item.blocks)
+    return _cond_boundary(op, item.blocks)
+
+
+def _scan_boundary(op: Op, body: Block) -> Boundary:
+    consts, carries = op.params["num_consts"], op.params["num_carry"]
+    operands = tuple((value, 1 if i >= consts + carries else 0) for i, value in enumerate(body.inputs))
+    carried = body.inputs[consts : consts + carries]
+    stacked = op.outputs[carries:]
+    yields = [(0, j, value, 0) for j, value in enumerate(carried)]
+    yields += [(0, carries + j, value, 1) for j, value in enumerate(stacked)]
+    return Boundary(operands=operands, results=carried + stacked, yields=tuple(yields), same={})
+
+
+def _while_boundary(op: Op, cond: Block, body: Block) -> Boundary:
+    split, more = op.params["cond_nconsts"], op.params["body_nconsts"]
+    carried = body.inputs[more:]
+    operands = (*cond.inputs[:split], *body.inputs)
+    return Boundary(
+        operands=tuple((value, 0) for value in operands),
+        results=carried,
+        yields=tuple((1, j, value, 0) for j, value in enumerate(carried)),
+        same=dict(zip(cond.inputs[split:], carried, strict=True)),
+    )
+
+
+def _cond_boundary(op: Op, branches: Sequence[Block]) -> Boundary:
+    first = branches[0].inputs
+    same = {value: first[i] for branch in branches[1:] for i, value in enumerate(branch.inputs)}
+    return Boundary(
+        operands=((None, 0), *((value, 0) for value in first)),
+        results=op.outputs,
+        yields=tuple((b, j, value, 0) for b in range(len(branches)) for j, value in enumerate(op.outputs)),
+        same=same,
+    )
+
+
+def number_groups(block: Block) -> dict[Group, int]:
+    """Number the groups of a program and of its blocks in execution order."""
+    return {item: i for i, item in enumerate(block.walk())}
+
+
+def literal(atom: Any) -> Any:
+    """Return the array of a literal."""
+    return np.asarray(atom.val, atom.aval.dtype)
+
+
+def emit_group(item: Group, operands: Sequence[Any], assignment: Assignment, mesh: MeshShape) -> list[Any]:
+    """Bind the local computation of a group on local operands (in the layouts that it reads)."""
+    env: dict[Value, Any] = dict(zip(item.inputs, operands, strict=True))
+    if item.is_copy:
+        return list(operands)
+    for op, mapping, rule in zip(item.ops, item.factors, item.op_rules, strict=True):
+        own: dict[str, Axes] = {f: assignment[g] for f, g in mapping.items() if assignment.get(g)}
+        arrays = [env[a] if isinstance(a, Value) else literal(a) for a in op.inputs]
+        view = LocalView(rule=rule, assignment=own, mesh=mesh)
+        results = family(op).emit(op, arrays, view)
+        env.update(zip(op.outputs, results, strict=True))
+    return [env[v] for v in item.outputs]
+
+
+def _extended(layout: Layout, lead: int) -> Layout:
+    return Layout(((),) * lead + layout.dims, layout.unreduced, layout.monoid)
+
+
+def _inner(layout: Layout, lead: int) -> Layout:
+    return Layout(layout.dims[lead:], layout.unreduced, layout.monoid)
+
+
+Env = dict[Value, tuple[Any, Layout]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Emitter:
+    decisions: Decisions
+    resharder: Resharder
+    numbers: Mapping[Group, int]
+
+    @property
+    def mesh(self) -> MeshShape:
+        return self.resharder.machine.mesh
+
+    def block(self, block: Block, env: Env) -> Callable[[Atom, Layout], Any]:
+        """Emit the groups of a block; return a reader of its values in a wanted layout."""
+        for item in block.groups:
+            if item.kind is Kind.IDENTITY:
+                self._identity(item, env)
+            elif item.kind is Kind.CONTROL:
+                self._control(item, env)
+            else:
+                self._group(item, env)
+        return lambda atom, layout: self._read(env, atom, layout)
+
+    def _read(self, env: Env, atom: Atom, layout: Layout) -> Any:
+        if not isinstance(atom, Value):
+            return literal(atom)
+        array, have = env[atom]
+        found = self.resharder.find(atom.shape, atom.dtype, have, layout)
+        if found.seconds == float("inf"):
+            raise AssertionError(f"{atom!r} cannot go from {have} to {layout}")
+        return apply_steps(array, found.steps, self.mesh)
+
+    def _group(self, item: Group, env: Env) -> None:
+        assignment = self.decisions.assignments[item]
+        number = self.numbers[item]
+        with jax.named_scope(f"r{number}"):
+            operands = [
+                self._read(env, v, item.input_layout(i, assignment)) for i, v in enumerate(item.inputs)
+            ]
+        with jax.named_scope(f"g{number}.{item.title}"):
+            results = emit_group(item, operands, assignment, self.mesh)
+        for j, (value, array) in enumerate(zip(item.outputs, results, strict=True)):
+            env[value] = array, item.output_layout(j, assignment)
+
+    def _identity(self, item: Group, env: Env) -> None:
+        (op,) = item.ops
+        arrays = [env[a][0] if isinstance(a, Value) else literal(a) for a in op.inputs]
+        with jax.named_scope(f"g{self.numbers[item]}.{item.title}"):
+            results = lax.optimization_barrier(arrays)
+        for atom, value, array in zip(op.inputs, op.outputs, results, strict=True):
+            env[value] = array, env[atom][1] if isinstance(atom, Value) else replicated(len(value.shape))
+
+    def _control(self, item: Group, env: Env) -> None:
+        (op,) = item.ops
+        boundary = boundaries(item)
+        with jax.named_scope(f"r{self.numbers[item]}"):
+            operands = []
+            for atom, (inner, lead) in zip(op.inputs, boundary.operands, strict=True):
+                layout = self._layout(boundary, inner) if inner is not None else Layout(())
+                operands.append(self._read(env, atom, _extended(layout, lead)))
+        emit = {"scan": self._scan, "while": self._while, "cond": self._cond}[op.name]
+        with jax.named_scope(f"g{self.numbers[item]}.{op.name}"):
+            results = emit(item, op, boundary, operands)
+        for value, decider, array in zip(op.outputs, boundary.results, results, strict=True):
+            env[value] = array, self.decisions.layouts[decider]
+
+    def _layout(self, boundary: Boundary, inner: Value) -> Layout:
+        return self.decisions.layouts[boundary.same.get(inner, inner)]
+
+    def _run(self, boundary: Boundary, body: Block, index: int, arrays: Sequence[Any]) -> list[Any]:
+        env: Env = {
+            value: (array, self._layout(boundary, value))
+            for value, array in zip(body.inputs, arrays, strict=True)
+        }
+        read = self.block(body, env)
+        results = []
+        wanted = {j: (value, lead) for b, j, value, lead in boundary.yields if b == index}
+        with jax.named_scope("yield"):
+            for j, atom in enumerate(body.outputs):
+                if j in wanted:
+                    value, lead = wanted[j]
+                    layout = _inner(self.decisions.layouts[value], lead)
+                else:
+                    layout = replicated(len(atom.aval.shape))
+                results.append(read(atom, layout))
+        return results
+
+    def _scan(self, item: Group, op: Op, boundary: Boundary, operands: list[Any]) -> Sequence[Any]:
+        consts, carries = op.params["num_consts"], op.params["num_carry"]
+        held = operands[:consts]
+
+        def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+            results = self._run(boundary, item.blocks[0], 0, [*held, *carry, *xs])
+            return results[:carries], results[carries:]
+
+        carry, stacked = lax.scan(
+            body,
+            operands[consts : consts + carries],
+            operands[consts + carries :],
+            length=op.params["length"],
+            reverse=op.params["reverse"],
+            unroll=op.params["unroll"],
+        )
+        return [*carry, *stacked]
+
+    def _while(self, item: Group, op: Op, boundary: Boundary, operands: list[Any]) -> Sequence[Any]:
+        split, more = op.params["cond_nconsts"], op.params["body_nconsts"]
+        cond_held, body_held = operands[:split], operands[split : split + more]
+
+        def cond(carry: list[Any]) -> Any:
+            return self._run(boundary, item.blocks[0], 0, [*cond_held, *carry])[0]
+
+        def body(carry: list[Any]) -> list[Any]:
+            return self._run(boundary, item.blocks[1], 1, [*body_held, *carry])
+
+        return list(lax.while_loop(cond, body, operands[split + more :]))
+
+    def _cond(self, item: Group, op: Op, boundary: Boundary, operands: list[Any]) -> Sequence[Any]:
+        def branch(index: int) -> Callable[..., list[Any]]:
+            return lambda *arrays: self._run(boundary, item.blocks[index], index, arrays)
+
+        index = lax.convert_element_type(operands[0], np.dtype("int32"))
+        return list(lax.switch(index, [branch(i) for i in range(len(item.blocks))], *operands[1:]))
+
+
+def spmd(
+    block: Block, decisions: Decisions, resharder: Resharder, mesh: Any
+) -> Callable[..., tuple[Any, ...]]:
+    """Return the partitioned program as a function of the flat global inputs.
+
+    Args:
+      block: the grouped program.
+      decisions: how to split it.
+      resharder: plans of the collectives, on the machine that they were priced for.
+      mesh: a `jax.sharding.Mesh` or `AbstractMesh` whose axes are those of the machine's mesh.
+
+    """
+    emitter = _Emitter(decisions=decisions, resharder=resharder, numbers=number_groups(block))
+
+    def local(*arrays: Any) -> tuple[Any, ...]:
+        env: Env = {
+            value: (array, decisions.layouts[value])
+            for value, array in zip((*block.inputs, *(v for v, _ in block.consts)), arrays, strict=True)
+        }
+        read = emitter.block(block, env)
+        with jax.named_scope("outputs"):
+            return tuple(
+                read(atom, layout) for atom, layout in zip(block.outputs, decisions.outputs, strict=True)
+            )
+
+    held = tuple(value for value, _ in block.consts)
+    in_specs = tuple(to_spec(decisions.layouts[value]) for value in (*block.inputs, *held))
+    out_specs = tuple(map(to_spec, decisions.outputs))
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return lambda *arrays: mapped(*arrays, *(array for _, array in block.consts))
+
+
+def deciding_values(block: Block) -> Iterator[Value]:
+    """Yield the boundary values of a program that have a layout of their own."""
+    yield from block.inputs
+    for value, _ in block.consts:
+        yield value
+    for item in block.walk():
+        if item.kind is Kind.CONTROL:
+            boundary = boundaries(item)
+            seen = {value for value, _ in boundary.operands if value is not None} | set(boundary.results)
+            yield from dict.fromkeys(
+                [value for value, _ in boundary.operands if value is not None] + list(boundary.results)
+            )
+            assert seen

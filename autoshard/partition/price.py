@@ -1,0 +1,321 @@
+"""What the parts of a per-device program cost on a machine: kernels and collectives.
+
+There is one set of prices. The search prices a candidate from the equations that its emission traces to, the
+estimate walks the equations of the whole program, and both ask the `Machine` here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jax.extend.core import JaxprEqn, Literal
+
+import cost_models as cm
+from autoshard.layout import Axes, MeshShape, mesh_size
+from autoshard.partition.vector import vector_work
+from autoshard.program import itemsize
+
+__all__ = ["COLLECTIVES", "Cost", "Machine"]
+
+# Collective primitives of JAX, and the kind that each is priced as.
+COLLECTIVES: Mapping[str, str] = {
+    "psum": "all_reduce",
+    "psum_invariant": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "all_gather": "all_gather",
+    "all_gather_invariant": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "ppermute": "collective_permute",
+}
+# Ops that only rename or count: addresses and positions, worked out by the scalar unit.
+_FREE = frozenset({"axis_index", "optimization_barrier", "pvary", "copy", "random_wrap", "random_unwrap"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Seconds of each unit, and the bytes and flops behind them. `seconds` is what the step pays."""
+
+    seconds: float = 0.0
+    matrix_seconds: float = 0.0
+    vector_seconds: float = 0.0
+    hbm_seconds: float = 0.0
+    ici_seconds: float = 0.0
+    flops: float = 0.0
+    hbm_bytes: float = 0.0
+    ici_bytes: float = 0.0
+
+
+FREE = Cost()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Machine:
+    """A logical mesh placed on a slice: all that prices depend on."""
+
+    placement: cm.Placement
+    mesh: MeshShape
+
+    @classmethod
+    def of(cls, topology: cm.Topology, mesh: Mapping[str, int]) -> Machine:
+        """Place `mesh` on `topology` in the natural order."""
+        return cls(placement=cm.place(topology, mesh), mesh=dict(mesh))
+
+    @cached_property
+    def chip(self) -> cm.Chip:
+        """Figures of one device."""
+        return self.placement.topology.chip
+
+    def bytes_of(self, shape: Sequence[int], dtype: Any) -> int:
+        """Bytes of a local array in HBM, tiles padded."""
+        return cm.padded_bytes(self.chip, tuple(shape), itemsize(dtype))
+
+    # Collectives ------------------------------------------------------------------------------
+
+    def collective_cost(
+        self, kind: str, before: Sequence[int], after: Sequence[int], dtype: Any, axes: Axes
+    ) -> Cost:
+        """Price a collective by the local shapes that it takes and returns."""
+        ways = mesh_size(axes, self.mesh)
+        taken, returned = (math.prod(s) * itemsize(dtype) for s in (before, after))
+        full = {
+            "all_gather": returned,
+            "all_to_all": taken * ways,
+            "collective_permute": taken,
+        }.get(kind, taken)
+        found = cm.collective_seconds(kind, full, tuple(axes), self.placement)  # type: ignore[arg-type]
+        return self._wire(found, before, after, dtype)
+
+    def permute_cost(
+        self, shape: Sequence[int], dtype: Any, axes: Axes, pairs: Iterable[tuple[int, int]]
+    ) -> Cost:
+        """Price a permute between positions along `axes`, alike in every group."""
+        key = (tuple(shape), dtype, axes, tuple(pairs))
+        if key not in self._permutes:
+            size = math.prod(shape) * itemsize(dtype)
+            found = cm.permutation_seconds(size, self._global_pairs(axes, key[3]), self.placement)
+            self._permutes[key] = self._wire(found, shape, shape, dtype)
+        return self._permutes[key]
+
+    @cached_property
+    def _permutes(self) -> dict[Any, Cost]:
+        return {}
+
+    def _global_pairs(self, axes: Axes, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        names = list(self.mesh)
+        sizes = [self.mesh[a] for a in names]
+        others = [a for a in names if a not in axes]
+
+        def position(coords: Mapping[str, int]) -> int:
+            result = 0
+            for name, size in zip(names, sizes, strict=True):
+                result = result * size + coords[name]
+            return result
+
+        def digits(index: int, over: Sequence[str]) -> dict[str, int]:
+            found = {}
+            for name in reversed(over):
+                index, found[name] = divmod(index, self.mesh[name])
+            return found
+
+        result = []
+        for rest in range(mesh_size(others, self.mesh)):
+            fixed = digits(rest, others)
+            for a, b in pairs:
+                result.append((position(fixed | digits(a, axes)), position(fixed | digits(b, axes))))
+        return result
+
+    def _wire(
+        self, found: cm.CollectiveCost, before: Sequence[int], after: Sequence[int], dtype: Any
+    ) -> Cost:
+        touched = self.bytes_of(before, dtype) + self.bytes_of(after, dtype)
+        hbm = cm.hbm_seconds(self.chip, touched) if found.seconds else 0.0
+        return Cost(
+            seconds=max(found.seconds, hbm),
+            ici_seconds=max(found.seconds, hbm),
+            hbm_bytes=touched if found.seconds else 0.0,
+            ici_bytes=found.sent_bytes,
+        )
+
+    def slice_cost(self, after: Sequence[int], dtype: Any) -> Cost:
+        """Price of cutting this device's part out of a local array."""
+        touched = 2 * self.bytes_of(after, dtype)
+        seconds = cm.hbm_seconds(self.chip, touched)
+        return Cost(seconds=seconds, hbm_seconds=seconds, hbm_bytes=touched)
+
+    # Kernels ----------------------------------------------------------------------------------
+
+    def eqn_collective(self, eqn: JaxprEqn) -> Cost:
+        """Price a collective equation."""
+        kind = COLLECTIVES[eqn.primitive.name]
+        axes = eqn.params.get("axes") or eqn.params.get("axis_name")
+        names: Axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+        before, after = eqn.invars[0].aval, eqn.outvars[0].aval
+        if kind == "collective_permute":
+            return self.permute_cost(before.shape, before.dtype, names, eqn.params["perm"])
+        total = [
+            self.collective_cost(kind, a.aval.shape, b.aval.shape, a.aval.dtype, names)
+            for a, b in zip(eqn.invars, eqn.outvars, strict=True)
+        ]
+        return add_costs(total)
+
+    def kernel(self, eqns: Sequence[JaxprEqn], outputs: Iterable[Any]) -> Cost:
+        """Price equations that run as one kernel.
+
+        Operands from outside are read from HBM once, `outputs` written once; in between nothing is stored.
+        The slowest unit counts.
+        """
+        made = {v for e in eqns for v in e.outvars}
+        matrix = vector = flops = 0.0
+        reads: dict[Any, float] = {}
+        in_place = 0.0
+        for eqn in eqns:
+            work = self._work(eqn)
+            matrix += work.matrix_seconds
+            vector += work.vector_seconds
+            flops += work.flops
+            for i, var in enumerate(eqn.invars):
+                if not isinstance(var, Literal) and var not in made:
+                    reads[var] = max(reads.get(var, 0.0), self._read_bytes(eqn, i))
+            in_place += self._in_place_bytes(eqn)
+        if self.is_view(eqns):
+            return FREE
+        written = sum(self.bytes_of(v.aval.shape, v.aval.dtype) for v in dict.fromkeys(outputs) if v in made)
+        touched = sum(reads.values()) + max(0.0, written - in_place)
+        hbm = cm.hbm_seconds(self.chip, touched)
+        return Cost(
+            seconds=max(matrix, vector, hbm) + self.chip.kernel_overhead_seconds,
+            matrix_seconds=matrix,
+            vector_seconds=vector,
+            hbm_seconds=hbm,
+            flops=flops,
+            hbm_bytes=touched,
+        )
+
+    def is_view(self, eqns: Sequence[JaxprEqn]) -> bool:
+        """Tell a kernel that moves nothing: free ops, and reshapes that keep rows of whole lanes."""
+        return all(e.primitive.name in _FREE or self._is_bitcast(e) for e in eqns)
+
+    def _is_bitcast(self, eqn: JaxprEqn) -> bool:
+        if eqn.primitive.name not in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
+            return False
+        if isinstance(eqn.invars[0], Literal):
+            return False
+        before = [n for n in eqn.invars[0].aval.shape if n > 1]
+        after = [n for n in eqn.outvars[0].aval.shape if n > 1]
+        if before == after:
+            return True
+        if eqn.primitive.name != "reshape" or not before or not after:
+            return False
+        lanes = self.chip.lanes
+        return before[-1] == after[-1] or (before[-1] % lanes == 0 and after[-1] % lanes == 0)
+
+    def _read_bytes(self, eqn: JaxprEqn, i: int) -> float:
+        """Bytes that an equation reads of one operand."""
+        name = eqn.primitive.name
+        aval = eqn.invars[i].aval
+        if i == 0 and name in ("gather", "dynamic_slice", "slice"):
+            out = eqn.outvars[0].aval
+            return min(self.bytes_of(out.shape, out.dtype), self.bytes_of(aval.shape, aval.dtype))
+        if i == 0 and name == "dynamic_update_slice":
+            return 0.0
+        if i == 0 and name.startswith("scatter"):
+            updates = eqn.invars[2].aval
+            return self.bytes_of(updates.shape, updates.dtype)
+        return self.bytes_of(aval.shape, aval.dtype)
+
+    def _in_place_bytes(self, eqn: JaxprEqn) -> float:
+        """Bytes of the result that stay where they are."""
+        name = eqn.primitive.name
+        if name == "dynamic_update_slice" or name.startswith("scatter"):
+            out = eqn.outvars[0].aval
+            update = eqn.invars[1 if name == "dynamic_update_slice" else 2].aval
+            return max(0.0, self.bytes_of(out.shape, out.dtype) - self.bytes_of(update.shape, update.dtype))
+        return 0.0
+
+    def _work(self, eqn: JaxprEqn) -> Cost:
+        name = eqn.primitive.name
+        if name in _FREE:
+            return FREE
+        if name == "dot_general":
+            return self._dot(eqn)
+        if name == "ragged_dot_general":
+            return self._ragged_dot(eqn)
+        if name == "conv_general_dilated":
+            return self._convolution(eqn)
+        elements, op_class, flops = vector_work(eqn)
+        return Cost(
+            vector_seconds=cm.vector_seconds(self.chip, elements=elements, op_class=op_class), flops=flops
+        )
+
+    def _dot(self, eqn: JaxprEqn) -> Cost:
+        left, right = eqn.invars[0].aval, eqn.invars[1].aval
+        (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
+        batch = math.prod(left.shape[i] for i in lhs_batch)
+        k = math.prod(left.shape[i] for i in lhs_contract)
+        m = math.prod(n for i, n in enumerate(left.shape) if i not in (*lhs_contract, *lhs_batch))
+        n = math.prod(n for i, n in enumerate(right.shape) if i not in (*rhs_contract, *rhs_batch))
+        size = max(itemsize(left.dtype), itemsize(right.dtype))
+        seconds = cm.matmul_seconds(
+            self.chip, batch=batch, m=m, k=k, n=n, dtype_bytes=size, precision=_precision(eqn, size)
+        )
+        return Cost(matrix_seconds=seconds, flops=2.0 * batch * m * k * n)
+
+    def _ragged_dot(self, eqn: JaxprEqn) -> Cost:
+        left, right = eqn.invars[0].aval, eqn.invars[1].aval
+        m, k, n = math.prod(left.shape[:-1]), left.shape[-1], right.shape[-1]
+        size = max(itemsize(left.dtype), itemsize(right.dtype))
+        seconds = cm.matmul_seconds(
+            self.chip, batch=1, m=m, k=k, n=n, dtype_bytes=size, precision=_precision(eqn, size)
+        )
+        return Cost(matrix_seconds=seconds, flops=2.0 * m * k * n)
+
+    def _convolution(self, eqn: JaxprEqn) -> Cost:
+        numbers = eqn.params["dimension_numbers"]
+        left, right, out = eqn.invars[0].aval, eqn.invars[1].aval, eqn.outvars[0].aval
+        groups = eqn.params["feature_group_count"]
+        batch_groups = eqn.params["batch_group_count"]
+        window = tuple(right.shape[i] for i in numbers.rhs_spec[2:])
+        spatial = tuple(out.shape[i] for i in numbers.out_spec[2:])
+        dilation = math.prod(eqn.params["lhs_dilation"])
+        taps = math.prod(window) / dilation  # taps that fall between dilated elements multiply nothing
+        in_features = left.shape[numbers.lhs_spec[1]]
+        out_features = out.shape[numbers.out_spec[1]]
+        batch = out.shape[numbers.out_spec[0]]
+        size = max(itemsize(left.dtype), itemsize(right.dtype))
+        seconds = cm.convolution_seconds(
+            self.chip,
+            batch=batch,
+            out_spatial=spatial,
+            in_features=in_features * batch_groups,
+            out_features=out_features,
+            window=window,
+            groups=groups * batch_groups,
+            dtype_bytes=size,
+            precision=_precision(eqn, size),
+        )
+        flops = 2.0 * batch * math.prod(spatial) * out_features * (in_features / groups) * taps
+        return Cost(matrix_seconds=seconds / dilation, flops=flops)
+
+
+def _precision(eqn: JaxprEqn, size: float) -> Any:
+    given = eqn.params.get("precision")
+    if given is None or size < 4:
+        return "default"
+    first = given[0] if isinstance(given, tuple) else given
+    return {"HIGH": "high", "HIGHEST": "highest"}.get(getattr(first, "name", ""), "default")
+
+
+def add_costs(costs: Iterable[Cost], times: float = 1.0) -> Cost:
+    """Add costs up, each multiplied by `times`."""
+    fields = Cost.__dataclass_fields__
+    total = dict.fromkeys(fields, 0.0)
+    for cost in costs:
+        for name in fields:
+            total[name] += times * getattr(cost, name)
+    return Cost(**total)

@@ -1,0 +1,132 @@
+"""Random keys and bits: the partitioned bits equal the unpartitioned ones.
+
+With JAX's partitionable threefry a bit depends on the key and on its own global position only, so a device
+makes just its part; for other key types the bits are made whole and sliced, at their true cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.random import threefry2x32_p
+
+from autoshard.program import Op, shape_of
+from autoshard.rules.registry import Family, Kind, LocalView, bind, register
+from autoshard.rules.rule import ShardingRule
+
+
+def _key_rule(op: Op) -> ShardingRule:
+    """Batch dims of keys are parallel; what an op adds behind them is whole."""
+    batch = _batch_shape(op)
+    factors = tuple(f"b{i}" for i in range(len(batch)))
+    sizes = dict(zip(factors, batch, strict=True))
+    lead = tuple((f,) if n > 1 else () for f, n in sizes.items())
+
+    def dims(shape: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
+        return lead + ((),) * (len(shape) - len(lead)) if len(shape) >= len(lead) else ((),) * len(shape)
+
+    outputs = []
+    for value in op.outputs:
+        own = dims(value.shape)
+        if op.name == "random_bits":
+            extra = {f"s{i}": n for i, n in enumerate(value.shape[len(batch) :])}
+            if not batch:
+                sizes |= extra
+                own = lead + tuple((f,) if n > 1 else () for f, n in extra.items())
+        outputs.append(own)
+    return ShardingRule(
+        inputs=tuple(dims(shape_of(a)) for a in op.inputs), outputs=tuple(outputs), sizes=sizes
+    )
+
+
+def _batch_shape(op: Op) -> tuple[int, ...]:
+    """Dims that all keys of the op share."""
+    shapes = [
+        tuple(a.aval.shape)
+        for a in (*op.inputs, *op.outputs)
+        if jax.dtypes.issubdtype(a.aval.dtype, jax.dtypes.prng_key)
+    ]
+    batch = min(shapes, key=len)
+    if any(shape[: len(batch)] != batch for shape in shapes):
+        return ()
+    if any(tuple(shape_of(a))[: len(batch)] != batch for a in op.inputs):
+        return ()
+    return batch
+
+
+def _bits_are_split(op: Op, view: LocalView) -> bool:
+    own = view.rule.outputs[0][len(shape_of(op.inputs[0])) :]
+    return any(view.dim_axes(dim) for dim in own)
+
+
+def _emit_bits(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
+    (dims,) = view.rule.outputs
+    (key,) = operands
+    if (
+        str(jax.random.key_impl(key)) == "fry"
+        and jax.config.jax_threefry_partitionable
+        and op.params["bit_width"] == 32
+    ):
+        return [_threefry_part(op, key, view)]
+    (bits,) = bind(op, operands)
+    for i, dim in enumerate(dims):
+        if dim and view.axes(dim[0]):
+            bits = lax.dynamic_slice_in_dim(bits, view.offset(dim[0]), view.local_size(dim[0]), axis=i)
+    return [bits]
+
+
+def _threefry_part(op: Op, key: Any, view: LocalView) -> Any:
+    """Threefry on the 64-bit global positions of the local elements (Salmon et al. 2011)."""
+    shape, local = op.outputs[0].shape, view.out_shape(op)
+    (dims,) = view.rule.outputs
+    high = low = jnp.zeros(local, jnp.uint32)
+    stride = 1
+    for i in reversed(range(len(shape))):
+        place = lax.broadcasted_iota(jnp.uint32, local, i)
+        if dims[i] and view.axes(dims[i][0]):
+            place = place + lax.convert_element_type(view.offset(dims[i][0]), jnp.uint32)
+        product_high, product_low = _wide_multiply(place, stride)
+        total = low + product_low
+        carry = lax.convert_element_type(total < low, jnp.uint32)
+        high, low = high + product_high + carry, total
+        stride *= shape[i]
+    words = jax.random.key_data(key)
+    first, second = threefry2x32_p.bind(
+        jnp.broadcast_to(words[0], local), jnp.broadcast_to(words[1], local), high, low
+    )
+    return first ^ second
+
+
+def _wide_multiply(place: Any, stride: int) -> tuple[Any, Any]:
+    """64-bit product of a uint32 array and a Python integer, as (high, low) words."""
+    stride_high, stride_low = stride >> 32, stride & 0xFFFFFFFF
+    low_high, low_low = stride_low >> 16, stride_low & 0xFFFF
+    place_high, place_low = place >> 16, place & jnp.uint32(0xFFFF)
+    a = place_low * jnp.uint32(low_low)
+    b = place_high * jnp.uint32(low_low)
+    c = place_low * jnp.uint32(low_high)
+    d = place_high * jnp.uint32(low_high)
+    middle = (a >> 16) + (b & jnp.uint32(0xFFFF)) + (c & jnp.uint32(0xFFFF))
+    low = (a & jnp.uint32(0xFFFF)) | (middle << 16)
+    high = d + (b >> 16) + (c >> 16) + (middle >> 16) + place * jnp.uint32(stride_high)
+    return high, low
+
+
+register(
+    Family(
+        name="random_bits",
+        kind=Kind.SINGLE,
+        rule=_key_rule,
+        special=_bits_are_split,
+        emit_special=_emit_bits,
+    ),
+    ["random_bits"],
+)
+register(
+    Family(name="random_key", kind=Kind.SINGLE, rule=_key_rule),
+    ["random_seed", "random_wrap", "random_unwrap", "random_fold_in", "random_split", "random_clone"],
+)

@@ -1,0 +1,142 @@
+"""The table of op families: for each primitive its sharding rule and how its local part is emitted.
+
+A family's `rule(op)` gives the `ShardingRule`; its `emit(op, operands, view)` binds the per-device
+computation on local operands (inside `shard_map`, or under an axis environment while costs are gathered).
+A primitive without a family is handled by `autoshard.rules.opaque`: whole on every device, and named in
+the plan's coverage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from jax import lax
+
+from autoshard.layout import Axes, MeshShape, local_shape, mesh_size
+from autoshard.program import Op, shape_of
+from autoshard.rules.rule import Assignment, ShardingRule
+
+__all__ = ["Family", "Kind", "LocalView", "bind", "families", "family", "register"]
+
+
+class Kind(Enum):
+    """How a compiler treats the op: what may share a kernel with what."""
+
+    ELEMENTWISE = "elementwise"  # joins its neighbours in one kernel
+    REDUCTION = "reduction"  # ends a kernel of elementwise ops
+    SINGLE = "single"  # a kernel of its own
+    CONTROL = "control"  # a loop or a branch: its blocks hold the work
+    IDENTITY = "identity"  # returns its operands; keeps their layouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalView:
+    """What emission knows: the op's rule, how its factors are split, and the mesh."""
+
+    rule: ShardingRule
+    assignment: Assignment
+    mesh: MeshShape
+
+    def axes(self, factor: str) -> Axes:
+        """Mesh axes that split `factor`."""
+        return self.assignment.get(factor, ())
+
+    def ways(self, factor: str) -> int:
+        """Number of parts that `factor` is split into."""
+        return mesh_size(self.axes(factor), self.mesh)
+
+    def local_size(self, factor: str) -> int:
+        """Extent of `factor` on one device."""
+        return self.rule.sizes[factor] // self.ways(factor)
+
+    def index(self, axes: Axes) -> Any:
+        """Position of this device along `axes`, row major; int32 scalar."""
+        return lax.axis_index(axes)
+
+    def dim_axes(self, dim: tuple[str, ...]) -> Axes:
+        """Mesh axes that split a dim."""
+        return tuple(a for f in dim for a in self.axes(f))
+
+    def offset(self, factor: str) -> Any:
+        """First global index of `factor` on this device; int32 scalar."""
+        return self.index(self.axes(factor)) * self.local_size(factor)
+
+    def in_shape(self, op: Op, i: int) -> tuple[int, ...]:
+        """Local shape of operand i."""
+        return local_shape(
+            shape_of(op.inputs[i]), self.rule.layout(self.rule.inputs[i], self.assignment), self.mesh
+        )
+
+    def out_shape(self, op: Op, i: int = 0) -> tuple[int, ...]:
+        """Local shape of result i."""
+        return local_shape(
+            op.outputs[i].shape, self.rule.layout(self.rule.outputs[i], self.assignment), self.mesh
+        )
+
+
+RuleFn = Callable[[Op], ShardingRule]
+ParamsFn = Callable[[Op, LocalView], Mapping[str, Any]]
+EmitFn = Callable[[Op, Sequence[Any], LocalView], Sequence[Any]]
+
+
+def _unchanged(op: Op, view: LocalView) -> Mapping[str, Any]:
+    return {}
+
+
+def _never(op: Op, view: LocalView) -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A rule and an emission shared by some primitives.
+
+    Most ops are emitted by binding their own primitive on the local operands, with `params(op, view)` changed.
+    Where more is needed, `special(op, view)` says so and `emit_special` binds it.
+    """
+
+    name: str
+    kind: Kind
+    rule: RuleFn
+    params: ParamsFn = _unchanged
+    special: Callable[[Op, LocalView], bool] = _never
+    emit_special: EmitFn | None = None
+
+    def emit(self, op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
+        """Bind the per-device computation of an op on local operands."""
+        if self.emit_special is not None and self.special(op, view):
+            return self.emit_special(op, operands, view)
+        return bind(op, operands, **self.params(op, view))
+
+
+families: dict[str, Family] = {}
+
+
+def register(family_: Family, primitives: Iterable[str]) -> None:
+    """Enter primitives into the table; a second entry for the same primitive is an error."""
+    for primitive in primitives:
+        if primitive in families:
+            raise ValueError(
+                f"primitive {primitive!r} already belongs to family {families[primitive].name!r}"
+            )
+        families[primitive] = family_
+
+
+def family(op: Op) -> Family:
+    """Return the family of an op; those without a rule belong to the family 'opaque'."""
+    return families.get(op.name) or families["<opaque>"]
+
+
+def bind(op: Op, operands: Sequence[Any], **changes: Any) -> Sequence[Any]:
+    """Bind the op's own primitive to local operands, with some parameters changed."""
+    params = dict(op.params) | changes
+    result = op.primitive.bind(*operands, **params)
+    return result if op.primitive.multiple_results else [result]
+
+
+def names(count: int, prefix: str) -> tuple[str, ...]:
+    """Return factor names `prefix0`, `prefix1`, ..."""
+    return tuple(f"{prefix}{i}" for i in range(count))

@@ -1,0 +1,396 @@
+"""First stage: a JAX function and argument shapes become a `Program`.
+
+Calls (`jit`, `custom_jvp_call`, `custom_vjp_call`, `remat2`, ...) are inlined, identities dropped and dead ops
+removed, also inside loops. A differentiated `remat2` keeps the optimization barrier that JAX lowers it with,
+so that whatever is made from the Program recomputes what the user asked to recompute. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import primitives as jax_primitives
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from autoshard.errors import TraceError
+from autoshard.program import Atom, Op, Program, Value
+
+__all__ = ["Traced", "trace"]
+
+# Calls whose body is the whole meaning of the op, and the parameter that holds it.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_lin": "call_jaxpr",
+}
+# Ops that return their operand: they matter to differentiation or naming only.
+_IDENTITIES = frozenset({"copy", "name", "stop_gradient", "pvary", "copy_p", "optimization_barrier_p"})
+_BARRIER = jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Traced:
+    """A Program with the pytree structure of the function it came from."""
+
+    program: Program
+    in_tree: Any
+    out_tree: Any
+    in_names: tuple[str, ...]
+    out_names: tuple[str, ...]
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    arg_of_input: tuple[int, ...]
+
+
+def trace(fn: Callable[..., Any], args: Sequence[Any]) -> Traced:
+    """Trace `fn` abstractly at the shapes of `args`.
+
+    Args:
+      fn: a function of positional pytree arguments.
+      args: pytrees of arrays or `jax.ShapeDtypeStruct`.
+
+    Raises:
+      TraceError: `args` hold a leaf that is no array, or `fn` fails while it is traced.
+
+    """
+    flat, in_tree = tree_flatten_with_path(tuple(args))
+    in_names = tuple(keystr(path) for path, _ in flat)
+    shapes = []
+    offenders = []
+    for name, (_, leaf) in zip(in_names, flat, strict=True):
+        try:
+            shapes.append(jax.ShapeDtypeStruct(*_shape_dtype(leaf)))
+        except (TypeError, AttributeError):
+            offenders.append(f"args{name} is a {type(leaf).__name__}: {leaf!r}"[:160])
+    if offenders:
+        raise TraceError(
+            "Every leaf of the arguments must be an array or a jax.ShapeDtypeStruct.\n  "
+            + "\n  ".join(offenders)
+            + "\nClose over static values (functools.partial, a lambda) instead of passing them."
+        )
+    try:
+        closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*jax.tree.unflatten(in_tree, shapes))
+    except Exception as error:
+        raise TraceError(
+            f"{_fn_name(fn)} failed while it was traced with {len(shapes)} array argument(s)"
+            f" {_describe(in_names, shapes)}:\n{type(error).__name__}: {str(error).strip()[:1500]}\n"
+            "Check that jax.eval_shape(fn, *args) works with the same arguments: the argument structure and"
+            " every shape must be what fn expects, and fn must be traceable by jax.jit."
+        ) from error
+    out_flat, out_tree = tree_flatten_with_path(out_shape)
+    out_names = tuple(keystr(path) for path, _ in out_flat)
+    program = _close(closed, in_names, out_names)
+    arg_of_input = tuple(
+        index for index, arg in enumerate(args) for _ in range(len(jax.tree_util.tree_leaves(arg)))
+    )
+    return Traced(
+        program=remove_dead_ops(program),
+        in_tree=in_tree,
+        out_tree=out_tree,
+        in_names=in_names,
+        out_names=out_names,
+        in_avals=tuple(closed.in_avals),
+        out_avals=tuple(closed.out_avals),
+        arg_of_input=arg_of_input,
+    )
+
+
+def _shape_dtype(leaf: Any) -> tuple[tuple[int, ...], Any]:
+    if isinstance(leaf, (bool, int, float, complex)):
+        aval = jax.typeof(leaf)
+        return tuple(aval.shape), aval.dtype
+    return tuple(leaf.shape), leaf.dtype
+
+
+def _fn_name(fn: Callable[..., Any]) -> str:
+    return str(getattr(fn, "__name__", None) or type(fn).__name__)
+
+
+def _describe(names: Sequence[str], shapes: Sequence[jax.ShapeDtypeStruct]) -> str:
+    shown = [f"{name}: {s.dtype}{list(s.shape)}" for name, s in zip(names, shapes, strict=True)]
+    more = f", ... {len(shown) - 6} more" if len(shown) > 6 else ""
+    return "(" + ", ".join(shown[:6]) + more + ")"
+
+
+def _close(closed: ClosedJaxpr, in_names: Sequence[str], out_names: Sequence[str]) -> Program:
+    builder = _Builder()
+    env: dict[Any, Atom] = {}
+    inputs = []
+    for var, name in zip(closed.jaxpr.invars, in_names, strict=True):
+        env[var] = value = Value(aval=var.aval, name=name)
+        inputs.append(value)
+    for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        env[var] = builder.const(var.aval, const)
+    builder.inline(closed.jaxpr, env)
+    return Program(
+        inputs=tuple(inputs),
+        consts=tuple(builder.consts),
+        ops=tuple(builder.ops),
+        outputs=tuple(_read(env, atom) for atom in closed.jaxpr.outvars),
+        output_names=tuple(out_names),
+    )
+
+
+def _read(env: Mapping[Any, Atom], atom: Any) -> Atom:
+    return atom if isinstance(atom, Literal) else env[atom]
+
+
+class _Builder:
+    """Collects the ops of one body while the calls in it are inlined."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.consts: list[tuple[Value, Any]] = []
+        self._const_ids: dict[int, Value] = {}
+
+    def const(self, aval: Any, array: Any) -> Value:
+        if id(array) not in self._const_ids:
+            value = Value(aval=aval, name=f"constant {len(self.consts)}")
+            self._const_ids[id(array)] = value
+            self.consts.append((value, array))
+        return self._const_ids[id(array)]
+
+    def inline(self, jaxpr: Any, env: dict[Any, Atom]) -> None:
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
+            operands = tuple(_read(env, atom) for atom in eqn.invars)
+            if name in _IDENTITIES:
+                for var, operand in zip(eqn.outvars, operands, strict=True):
+                    env[var] = operand
+            elif name in _CALLS and _CALLS[name] in eqn.params:
+                self._inline_call(eqn, operands, env)
+            else:
+                self._append(eqn, operands, env)
+
+    def _inline_call(self, eqn: Any, operands: tuple[Atom, ...], env: dict[Any, Atom]) -> None:
+        body = eqn.params[_CALLS[eqn.primitive.name]]
+        inner: dict[Any, Atom] = {}
+        if isinstance(body, ClosedJaxpr):
+            for var, const in zip(body.jaxpr.constvars, body.consts, strict=True):
+                inner[var] = self.const(var.aval, const)
+            body = body.jaxpr
+        if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
+            operands = self._barrier(operands, eqn.source_info)
+        inner.update(zip(body.invars, operands, strict=True))
+        self.inline(body, inner)
+        for var, atom in zip(eqn.outvars, body.outvars, strict=True):
+            env[var] = _read(inner, atom)
+
+    def _barrier(self, operands: tuple[Atom, ...], source_info: Any) -> tuple[Atom, ...]:
+        held = [a for a in dict.fromkeys(operands) if isinstance(a, Value)]
+        outputs = {a: Value(aval=a.aval) for a in held}
+        self.ops.append(
+            Op(
+                primitive=_BARRIER.primitive,
+                params={},
+                inputs=tuple(held),
+                outputs=tuple(outputs.values()),
+                source_info=source_info,
+            )
+        )
+        return tuple(outputs.get(a, a) if isinstance(a, Value) else a for a in operands)
+
+    def _append(self, eqn: Any, operands: tuple[Atom, ...], env: dict[Any, Atom]) -> None:
+        outputs = tuple(Value(aval=var.aval) for var in eqn.outvars)
+        for var, value in zip(eqn.outvars, outputs, strict=True):
+            env[var] = value
+        params, inputs, blocks = self._blocks(eqn, operands)
+        self.ops.append(
+            Op(
+                primitive=eqn.primitive,
+                params=params,
+                inputs=inputs,
+                outputs=outputs,
+                blocks=blocks,
+                source_info=eqn.source_info,
+            )
+        )
+
+    def _blocks(
+        self, eqn: Any, operands: tuple[Atom, ...]
+    ) -> tuple[Mapping[str, Any], tuple[Atom, ...], tuple[Program, ...]]:
+        """Turn the bodies of a control-flow op into blocks; what they close over becomes an operand."""
+        params = dict(eqn.params)
+        if eqn.primitive is jax_primitives.scan_p:
+            held, body = self._block(params.pop("jaxpr"))
+            params["num_consts"] += len(held)
+            return params, held + operands, (body,)
+        if eqn.primitive is jax_primitives.while_p:
+            cond_held, cond = self._block(params.pop("cond_jaxpr"))
+            body_held, body = self._block(params.pop("body_jaxpr"))
+            split = params["cond_nconsts"]
+            params["cond_nconsts"] += len(cond_held)
+            params["body_nconsts"] += len(body_held)
+            return params, cond_held + operands[:split] + body_held + operands[split:], (cond, body)
+        if eqn.primitive is jax_primitives.cond_p:
+            held, branches = self._branches(params.pop("branches"))
+            return params, operands[:1] + held + operands[1:], branches
+        return eqn.params, operands, ()
+
+    def _block(self, closed: ClosedJaxpr) -> tuple[tuple[Atom, ...], Program]:
+        body = _close(closed, [""] * len(closed.in_avals), [""] * len(closed.out_avals))
+        held = tuple(self.const(value.aval, array) for value, array in body.consts)
+        inner = tuple(value for value, _ in body.consts)
+        return held, Program(inputs=inner + body.inputs, consts=(), ops=body.ops, outputs=body.outputs)
+
+    def _branches(self, branches: Sequence[ClosedJaxpr]) -> tuple[tuple[Atom, ...], tuple[Program, ...]]:
+        blocks = [self._block(branch) for branch in branches]
+        held = tuple(dict.fromkeys(value for values, _ in blocks for value in values))
+        aligned = []
+        for values, body in blocks:
+            own = dict(zip(values, body.inputs[: len(values)], strict=True))
+            first = tuple(own.get(value) or Value(aval=value.aval) for value in held)
+            aligned.append(
+                Program(
+                    inputs=first + body.inputs[len(values) :],
+                    consts=(),
+                    ops=body.ops,
+                    outputs=body.outputs,
+                )
+            )
+        return held, tuple(aligned)
+
+
+def remove_dead_ops(program: Program) -> Program:
+    """Drop ops whose results nothing reads and that have no effect, inside loops and branches too."""
+    return _live_part(program, [True] * len(program.outputs))[0]
+
+
+def _live_part(program: Program, wanted: Sequence[bool]) -> tuple[Program, list[bool]]:
+    """Reduce a body to what its wanted outputs need; also say which inputs are still read."""
+    live: set[Value] = {
+        a for a, keep in zip(program.outputs, wanted, strict=True) if keep and isinstance(a, Value)
+    }
+    kept: list[Op] = []
+    for op in reversed(program.ops):
+        out_live = [v in live for v in op.outputs]
+        effects = getattr(op.primitive, "name", "") in _EFFECTFUL or bool(_effects(op))
+        if not any(out_live) and not effects:
+            continue
+        trimmed = _trim(op, out_live)
+        kept.append(trimmed)
+        live.update(a for a in trimmed.inputs if isinstance(a, Value))
+    kept.reverse()
+    body = Program(
+        inputs=program.inputs,
+        consts=tuple((v, c) for v, c in program.consts if v in live),
+        ops=tuple(kept),
+        outputs=program.outputs,
+        output_names=program.output_names,
+    )
+    return body, [v in live for v in program.inputs]
+
+
+_EFFECTFUL = frozenset({"io_callback", "debug_callback", "debug_print", "check"})
+
+
+def _effects(op: Op) -> bool:
+    return any(name in _EFFECTFUL for block in op.blocks for name in (inner.name for inner in block.walk()))
+
+
+def _trim(op: Op, out_live: list[bool]) -> Op:
+    if op.name == "scan":
+        return _trim_scan(op, out_live)
+    if op.name == "while":
+        return _trim_while(op, out_live)
+    if op.name == "cond":
+        return _trim_cond(op, out_live)
+    if op.name == "optimization_barrier" and not all(out_live):
+        pairs = [(i, o) for i, o, keep in zip(op.inputs, op.outputs, out_live, strict=True) if keep]
+        return _replace(op, inputs=tuple(i for i, _ in pairs), outputs=tuple(o for _, o in pairs))
+    return op
+
+
+def _replace(op: Op, **changes: Any) -> Op:
+    fields = {
+        "primitive": op.primitive,
+        "params": op.params,
+        "inputs": op.inputs,
+        "outputs": op.outputs,
+        "blocks": op.blocks,
+        "source_info": op.source_info,
+    }
+    return Op(**(fields | changes))
+
+
+def _select(items: Sequence[Any], keep: Sequence[bool]) -> tuple[Any, ...]:
+    return tuple(item for item, kept in zip(items, keep, strict=True) if kept)
+
+
+def _body_with(body: Program, inputs: Sequence[bool], outputs: Sequence[bool]) -> Program:
+    return Program(
+        inputs=_select(body.inputs, inputs),
+        consts=body.consts,
+        ops=body.ops,
+        outputs=_select(body.outputs, outputs),
+    )
+
+
+def _trim_scan(op: Op, out_live: list[bool]) -> Op:
+    consts, carries = op.params["num_consts"], op.params["num_carry"]
+    carry_live = list(out_live[:carries])
+    ys_live = out_live[carries:]
+    while True:
+        body, read = _live_part(op.blocks[0], carry_live + ys_live)
+        wider = [a or b for a, b in zip(carry_live, read[consts : consts + carries], strict=True)]
+        if wider == carry_live:
+            break
+        carry_live = wider
+    in_keep = read[:consts] + carry_live + read[consts + carries :]
+    if all(in_keep) and all(carry_live) and all(ys_live):
+        return _replace(op, blocks=(body,))
+    params = dict(op.params) | {"num_consts": sum(read[:consts]), "num_carry": sum(carry_live)}
+    return _replace(
+        op,
+        params=params,
+        inputs=_select(op.inputs, in_keep),
+        outputs=_select(op.outputs, carry_live + ys_live),
+        blocks=(_body_with(body, in_keep, carry_live + ys_live),),
+    )
+
+
+def _trim_while(op: Op, out_live: list[bool]) -> Op:
+    cond_consts, body_consts = op.params["cond_nconsts"], op.params["body_nconsts"]
+    cond, cond_read = _live_part(op.blocks[0], [True])
+    carry_live = [a or b for a, b in zip(out_live, cond_read[cond_consts:], strict=True)]
+    while True:
+        body, read = _live_part(op.blocks[1], carry_live)
+        wider = [a or b for a, b in zip(carry_live, read[body_consts:], strict=True)]
+        if wider == carry_live:
+            break
+        carry_live = wider
+    cond_keep, body_keep = cond_read[:cond_consts], read[:body_consts]
+    params = dict(op.params) | {"cond_nconsts": sum(cond_keep), "body_nconsts": sum(body_keep)}
+    return _replace(
+        op,
+        params=params,
+        inputs=_select(op.inputs, cond_keep + body_keep + carry_live),
+        outputs=_select(op.outputs, carry_live),
+        blocks=(
+            _body_with(cond, cond_keep + carry_live, [True]),
+            _body_with(body, body_keep + carry_live, carry_live),
+        ),
+    )
+
+
+def _trim_cond(op: Op, out_live: list[bool]) -> Op:
+    parts = [_live_part(block, out_live) for block in op.blocks]
+    reads = [any(read[i] for _, read in parts) for i in range(len(op.inputs) - 1)]
+    return _replace(
+        op,
+        inputs=(op.inputs[0],) + _select(op.inputs[1:], reads),
+        outputs=_select(op.outputs, out_live),
+        blocks=tuple(_body_with(body, reads, out_live) for body, _ in parts),
+    )
