@@ -39,6 +39,7 @@ class Relaxation:
             pairs = {p for p, _ in graph.memory.buffers}
             self._tables = {(i, j): self.messages.table(i, j) for i, j in sorted(pairs)}
         self._last = -math.inf
+        self._before = -math.inf
         self._fresh = 0
 
     def price(self, prices: Floats) -> None:
@@ -72,6 +73,7 @@ class Relaxation:
         plans = []
         for k in range(sweeps):
             bound, plan = self.messages.sweep(self.unary, forward=k % 2 == 0)
+            self._before = self._last
             self._last = bound - self._offset + self.graph.constant
             self.bound = max(self.bound, self._last)
             self._fresh += 1
@@ -109,5 +111,6 @@ class Relaxation:
         """
         if self._fresh < 2:
             return None
-        slack = best - self._last + 1e-9 * abs(best)
+        # a margin adds to the bound at the moment of its node, which the sweep before did not exceed
+        slack = best - self._before + 1e-9 * abs(best)
         return [np.flatnonzero(m <= slack) for m in self.messages.margins]

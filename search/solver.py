@@ -69,14 +69,15 @@ def solve(
 
 
 def _search(problem: Problem, best: Incumbent, seed: int) -> None:
-    whole = presolve(from_problem(problem))
+    raw = from_problem(problem)
+    whole = presolve(raw)
     graph = _thinned(whole, _by_messages(whole, best, seed), best)
     if not best.done:
         _exact(graph, best, seed)
     if best.choice is None and whole.memory is not None and best.left:
         least_overshoot(whole, best, seed)
     if best.left:
-        settle(whole, best, seed)
+        settle(raw, best, seed)
 
 
 def _thinned(graph: Graph, positions: list[Ints] | None, best: Incumbent) -> Graph:

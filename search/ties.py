@@ -6,8 +6,6 @@ sum; elsewhere forest steps and single moves reach one that neither can improve.
 gives the same plan.
 """
 
-import numpy as np
-
 from search import elimination
 from search.descent import Descent
 from search.graph import Graph
@@ -22,7 +20,7 @@ def settle(graph: Graph, best: Incumbent, seed: int) -> None:
     """Replace the incumbent by an equally cheap plan of lower indices, if there is one.
 
     Args:
-        graph: all strategies that could appear in an optimal plan.
+        graph: all permitted strategies, as dominance drops some that cost the same here.
         best: has the plan; its cost does not change beyond rounding.
         seed: of the forests.
 
@@ -54,12 +52,3 @@ def settle(graph: Graph, best: Incumbent, seed: int) -> None:
 
 def _lower(a: list[int], b: list[int]) -> bool:
     return (sum(a), a) < (sum(b), b)
-
-
-def index_sum(choice: tuple[int, ...]) -> int:
-    """Sum of the strategy indices, the measure of preference.
-
-    >>> index_sum((0, 2, 1))
-    3
-    """
-    return int(np.sum(np.array(choice, dtype=np.int64)))
