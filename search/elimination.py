@@ -16,6 +16,8 @@ import numpy as np
 from search.graph import Pair
 from search.problem import Floats
 
+MOST_AXES = 60  # an array has at most 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class Elimination:
@@ -111,7 +113,7 @@ def plan(sizes: Sequence[int], pairs: Iterable[Pair], *, cap: int) -> Eliminatio
         c, node = heapq.heappop(heap)
         if node not in waiting or c != cost[node]:
             continue  # superseded by a later entry
-        if c > cap:
+        if c > cap or len(near[node]) >= MOST_AXES:
             return None
         total += c
         waiting.remove(node)

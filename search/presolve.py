@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from search.graph import Graph, Ints, Memory, Pair, tighten
 from search.problem import Floats
-from search.program import classes
+from search.program import centre, classes
 
 Marks = npt.NDArray[np.bool_]
 _CELLS = 4_000_000  # comparisons per table above which the general test is skipped
@@ -31,6 +31,7 @@ def presolve(graph: Graph, *, rounds: int = 4) -> Graph:
 
     """
     for _ in range(rounds):
+        graph = folded(graph)
         positions = _undominated(graph)
         if all(len(p) == size for p, size in zip(positions, graph.sizes, strict=True)):
             break
@@ -46,6 +47,33 @@ def presolve(graph: Graph, *, rounds: int = 4) -> Graph:
     return graph
 
 
+def folded(graph: Graph) -> Graph:
+    """Move what a pair's table says about one node alone into that node's costs.
+
+    A table that is a row term plus a column term, as every table of a node with one strategy is, vanishes.
+
+    Args:
+        graph: any.
+
+    Returns:
+        A graph of the same costs with fewer pairs.
+    """
+    buffered = {p for p, _ in graph.memory.buffers} if graph.memory is not None else set()
+    unary = [u.copy() for u in graph.unary]
+    pairs: dict[Pair, Floats] = {}
+    for (i, j), table in graph.pairs.items():
+        rest, by_row, by_col = centre(table)
+        usable = np.isfinite(table).any(axis=1).all() and np.isfinite(table).any(axis=0).all()
+        if rest.any() or (i, j) in buffered or not usable:
+            pairs[i, j] = table
+            continue
+        unary[i] += by_row
+        unary[j] += by_col
+    return Graph(
+        kept=graph.kept, unary=tuple(unary), pairs=pairs, constant=graph.constant, memory=graph.memory
+    )
+
+
 def _undominated(graph: Graph) -> list[Ints]:
     """Strategies to keep per node; a node's own strategies are judged with all neighbours' present."""
     buffers: dict[Pair, list[Floats]] = {}
@@ -55,7 +83,9 @@ def _undominated(graph: Graph) -> list[Ints]:
         for pair, usage in memory.buffers:
             buffers.setdefault(pair, []).append(usage)
         matters = np.asarray(memory.rows.sum(axis=0)).ravel() > 0
-    kept = [np.arange(size) for size in graph.sizes]
+    kept = [_possible(graph, i, near) for i, near in enumerate(graph.neighbours())]
+    if any(len(k) < size for k, size in zip(kept, graph.sizes, strict=True)):
+        return kept
     for i, near in enumerate(graph.neighbours()):
         if len(graph.unary[i]) < 2:
             continue
@@ -67,6 +97,14 @@ def _undominated(graph: Graph) -> list[Ints]:
         ]
         kept[i] = _survivors(graph.unary[i], tables, extra, memory if matters[i] else None, i)
     return kept
+
+
+def _possible(graph: Graph, node: int, near: list[tuple[int, Floats]]) -> Ints:
+    """Strategies that every neighbour has an answer to; all of them if none has."""
+    possible = np.ones(len(graph.unary[node]), dtype=bool)
+    for _, table in near:
+        possible &= np.isfinite(table).any(axis=1)
+    return np.flatnonzero(possible) if possible.any() else np.arange(len(possible))
 
 
 def _survivors(

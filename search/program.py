@@ -96,7 +96,7 @@ def build(graph: Graph) -> Program:
         keep = [full, *(u for p, u in graph.memory.buffers if p == (i, j))] if graph.memory else [full]
         row_class, row_first = classes(np.concatenate(keep, axis=1))
         col_class, col_first = classes(np.concatenate(keep, axis=0).T)
-        small, by_row, by_col = _centre(full[np.ix_(row_first, col_first)])
+        small, by_row, by_col = centre(full[np.ix_(row_first, col_first)])
         node_cost[starts[i] : starts[i + 1]] += by_row[row_class]
         node_cost[starts[j] : starts[j + 1]] += by_col[col_class]
         if not small.any() and (i, j) not in buffered:
@@ -131,7 +131,7 @@ def build(graph: Graph) -> Program:
     )
 
 
-def _centre(table: Floats) -> tuple[Floats, Floats, Floats]:
+def centre(table: Floats) -> tuple[Floats, Floats, Floats]:
     """Split a table into a least-zero rest and the row and column terms taken out of it."""
     finite = np.isfinite(table)
     by_row = np.where(finite.any(axis=1), np.min(table, axis=1, initial=np.inf), 0.0)

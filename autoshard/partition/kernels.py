@@ -1,0 +1,110 @@
+"""The equations that a group's emission would trace to, and so its price, without tracing where possible.
+
+Most ops bind their own primitive on local shapes, so their equations are written down directly. The few that
+emit more (masks, offsets) are really traced, all candidates together in one jaxpr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from autoshard.grouping import Group
+from autoshard.layout import Axes, local_shape
+from autoshard.partition.emitter import emit_group
+from autoshard.partition.price import FREE, Cost, Machine
+from autoshard.program import Value
+from autoshard.rules import Assignment, LocalView, family
+
+__all__ = ["kernel_costs"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Var:
+    aval: Any
+
+
+@dataclass(frozen=True, eq=False)
+class _Eqn:
+    primitive: Any
+    params: Any
+    invars: tuple[Any, ...]
+    outvars: tuple[Any, ...]
+
+
+def kernel_costs(requests: Sequence[tuple[Group, Assignment]], machine: Machine) -> list[Cost]:
+    """Price each group under its assignment as the estimate will price what it emits."""
+    costs: list[Cost | None] = []
+    traced: list[int] = []
+    for i, (item, assignment) in enumerate(requests):
+        written = ([], []) if item.is_copy else _written_down(item, assignment, machine)
+        if written is None:
+            traced.append(i)
+            costs.append(None)
+        else:
+            costs.append(machine.kernel(*written) if written[0] else FREE)
+    for i, cost in zip(traced, _traced([requests[i] for i in traced], machine), strict=True):
+        costs[i] = cost
+    return [c for c in costs if c is not None]
+
+
+def _written_down(
+    item: Group, assignment: Assignment, machine: Machine
+) -> tuple[list[Any], list[Any]] | None:
+    env: dict[Value, _Var] = {}
+    for i, value in enumerate(item.inputs):
+        shape = local_shape(value.shape, item.input_layout(i, assignment), machine.mesh)
+        env[value] = _Var(jax.ShapeDtypeStruct(shape, value.dtype))
+    eqns = []
+    for op, mapping, rule in zip(item.ops, item.factors, item.op_rules, strict=True):
+        own: dict[str, Axes] = {f: assignment[g] for f, g in mapping.items() if assignment.get(g)}
+        view = LocalView(rule=rule, assignment=own, mesh=machine.mesh)
+        fam = family(op)
+        if fam.special(op, view):
+            return None
+        for j, value in enumerate(op.outputs):
+            env[value] = _Var(jax.ShapeDtypeStruct(view.out_shape(op, j), value.dtype))
+        changes = fam.params(op, view)
+        eqns.append(
+            _Eqn(
+                op.primitive,
+                {**op.params, **changes} if changes else op.params,
+                tuple(env[a] if isinstance(a, Value) else a for a in op.inputs),
+                tuple(env[v] for v in op.outputs),
+            )
+        )
+    return eqns, [env[v] for v in item.outputs]
+
+
+def _traced(requests: Sequence[tuple[Group, Assignment]], machine: Machine) -> list[Cost]:
+    if not requests:
+        return []
+    avals, spans = [], []
+    for item, assignment in requests:
+        first = len(avals)
+        for i, value in enumerate(item.inputs):
+            shape = local_shape(value.shape, item.input_layout(i, assignment), machine.mesh)
+            avals.append(jax.ShapeDtypeStruct(shape, value.dtype))
+        spans.append((first, len(avals)))
+
+    def everything(*arrays: Any) -> list[Any]:
+        results = []
+        for i, ((item, assignment), (a, b)) in enumerate(zip(requests, spans, strict=True)):
+            with jax.named_scope(f"candidate{i}"):
+                results.append(emit_group(item, arrays[a:b], assignment, machine.mesh))
+        return results
+
+    closed = jax.make_jaxpr(everything, axis_env=[(str(a), n) for a, n in machine.mesh.items()])(*avals)
+    by_candidate: dict[str, list[Any]] = {}
+    for eqn in closed.jaxpr.eqns:
+        scope = next(p for p in str(eqn.source_info.name_stack).split("/") if p.startswith("candidate"))
+        by_candidate.setdefault(scope, []).append(eqn)
+    costs, at = [], 0
+    for i, (item, _) in enumerate(requests):
+        outputs = closed.jaxpr.outvars[at : at + len(item.outputs)]
+        at += len(item.outputs)
+        costs.append(machine.kernel(by_candidate.get(f"candidate{i}", []), outputs))
+    return costs

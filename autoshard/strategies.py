@@ -1,0 +1,568 @@
+"""A grouped program and a machine become a `search.Problem`.
+
+One node per group: its strategies are the ways to split its factors, their cost the seconds of its kernel.
+One node per boundary value (inputs, loop carries, what a scan slices or stacks, outputs): its strategies are
+layouts. One edge per value read: the cost of resharding from the layout that the source leaves to the one
+that the reader wants. What a loop runs n times costs n times. Repeated structure (unrolled layers) is found
+by colour refinement and tied: one node stands for all, with their summed cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import search
+
+from autoshard.choices import assignments, layouts
+from autoshard.grouping import Block, Group
+from autoshard.layout import Layout, replicated
+from autoshard.partition.emitter import Boundary, Decisions, boundaries, number_groups
+from autoshard.partition.kernels import kernel_costs
+from autoshard.partition.reshard import Resharder
+from autoshard.program import Atom, Value
+from autoshard.rules import Assignment, Kind
+from autoshard.strategies_memory import Tensor, buffers
+
+__all__ = ["Model", "build_model"]
+
+# Rounds of colour refinement: nodes whose surroundings agree this far are tied.
+TIE_ROUNDS = 12
+TIE_COPIES = 3
+
+
+@dataclass(eq=False)
+class _Node:
+    name: str
+    key: Any
+    weight: float
+    strategies: list[Any]  # Assignment for a group, Layout for a value
+    costs: np.ndarray
+    group: Group | None = None
+    value: Value | None = None
+    signature: Any = None
+
+
+@dataclass(eq=False)
+class _Edge:
+    source: int
+    target: int
+    value: Value
+    have: list[Layout]  # per strategy of the source
+    want: list[Layout]  # per strategy of the target
+    weight: float
+    moment: tuple[int, int]  # when the resharded copy is live
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """The problem as the program sees it: nodes before tying, and how a solution is read back."""
+
+    problem: search.Problem
+    nodes: list[_Node]
+    class_of: list[int]
+    outputs: list[int]
+    tensors: list[Tensor]
+    edge_tensors: list[tuple[int, np.ndarray, int, int]]  # (tied edge, bytes, start, end)
+    moments: int
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def decisions(self, choice: Sequence[int]) -> Decisions:
+        """Read a choice of strategies as decisions of the partitioner."""
+        picked = [choice[c] for c in self.class_of]
+        groups: dict[Group, Assignment] = {}
+        values: dict[Value, Layout] = {}
+        for node, index in zip(self.nodes, picked, strict=True):
+            if node.group is not None:
+                groups[node.group] = node.strategies[index]
+            elif node.value is not None:
+                values[node.value] = node.strategies[index]
+        outs = tuple(self.nodes[n].strategies[picked[n]] for n in self.outputs)
+        return Decisions(assignments=groups, layouts=values, outputs=outs)
+
+    def usage(self, choice: Sequence[int]) -> np.ndarray:
+        """Bytes in use at every moment under a choice."""
+        change = np.zeros(self.moments + 2)
+        for tensor in self.tensors:
+            size = tensor.bytes[choice[self.class_of[tensor.node]]]
+            change[tensor.start] += size
+            change[tensor.end + 1] -= size
+        for edge, table, start, end in self.edge_tensors:
+            i, j = self.problem.edges[edge]
+            size = table[choice[i], choice[j]]
+            change[start] += size
+            change[end + 1] -= size
+        return np.cumsum(change)[: self.moments + 1]
+
+    def with_memory(self, limit: float, moments: Sequence[int]) -> search.Problem:
+        """Return the problem with a memory row for each of some moments."""
+        when = np.asarray(sorted(moments))
+        classes = len(self.problem.costs)
+        usages: list[np.ndarray] = [np.zeros(len(c)) for c in self.problem.costs]
+        tables: dict[int, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+        for tensor in self.tensors:
+            rows = np.nonzero((when >= tensor.start) & (when <= tensor.end))[0]
+            if len(rows):
+                tables[self.class_of[tensor.node]].append((tensor.bytes, rows))
+        # A class may hold tensors of several sizes: the row counts multiples of a shared unit table, so
+        # each distinct size becomes a node of its own that follows the class through an equality edge.
+        costs = list(self.problem.costs)
+        edges, edge_costs = list(self.problem.edges), list(self.problem.edge_costs)
+        names = list(self.problem.names)
+        live: list[tuple[int, np.ndarray]] = []
+        for c in range(classes):
+            distinct: dict[bytes, list[np.ndarray]] = {}
+            sizes: dict[bytes, np.ndarray] = {}
+            for table, rows in tables.get(c, []):
+                distinct.setdefault(table.tobytes(), []).append(rows)
+                sizes[table.tobytes()] = table
+            for k, (key, found) in enumerate(distinct.items()):
+                if k == 0:
+                    node = c
+                    usages[c] = sizes[key]
+                else:
+                    node = len(costs)
+                    count = len(costs[c])
+                    costs.append(np.zeros(count))
+                    usages.append(sizes[key])
+                    names.append(f"{names[c]} size {k}")
+                    same = np.full((count, count), math.inf)
+                    np.fill_diagonal(same, 0.0)
+                    edges.append((c, node))
+                    edge_costs.append(same)
+                live.append((node, np.concatenate(found)))
+        matrix = _counts(live, len(when), len(costs))
+        edge_live: list[tuple[int, np.ndarray]] = []
+        edge_usages: dict[int, np.ndarray] = {}
+        for edge, table, start, end in self.edge_tensors:
+            rows = np.nonzero((when >= start) & (when <= end))[0]
+            if len(rows):
+                # Buffers of tied edges at one moment add up; they share one table per edge.
+                if edge in edge_usages and not np.array_equal(edge_usages[edge], table):
+                    edge_usages[edge] = np.maximum(edge_usages[edge], table)
+                else:
+                    edge_usages[edge] = table
+                edge_live.append((edge, rows))
+        return search.Problem(
+            costs=tuple(costs),
+            edges=tuple(edges),
+            edge_costs=tuple(edge_costs),
+            names=tuple(names),
+            usages=tuple(usages),
+            live=matrix,
+            edge_usages=edge_usages,
+            edge_live=_counts(edge_live, len(when), len(edges)) if edge_usages else None,
+            usage_limit=limit,
+        )
+
+
+def _counts(entries: Sequence[tuple[int, np.ndarray]], rows: int, columns: int) -> sp.csr_array:
+    at = np.concatenate([r for _, r in entries]) if entries else np.zeros(0, int)
+    to = np.concatenate([np.full(len(r), c) for c, r in entries]) if entries else np.zeros(0, int)
+    return sp.csr_array(
+        sp.coo_array((np.ones(len(at)), (at.astype(int), to.astype(int))), shape=(rows, columns))
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Origin:
+    """Where a value comes from: a node, and its layout per strategy of that node."""
+
+    node: int
+    layouts: list[Layout]
+
+
+class _Builder:
+    def __init__(
+        self,
+        block: Block,
+        resharder: Resharder,
+        pinned: Mapping[Value, Sequence[Layout]],
+        pinned_outputs: Mapping[int, Sequence[Layout]],
+        allowed: Mapping[Group, Sequence[Assignment]],
+        state: Mapping[int, int],
+        donated: Sequence[bool],
+        loop_trips: int,
+    ) -> None:
+        self.block, self.resharder = block, resharder
+        self.machine = resharder.machine
+        self.pinned, self.pinned_outputs, self.allowed = pinned, pinned_outputs, allowed
+        self.state, self.donated, self.loop_trips = state, donated, loop_trips
+        self.numbers = number_groups(block)
+        self.nodes: list[_Node] = []
+        self.edges: list[_Edge] = []
+        self.origin: dict[Value, _Origin] = {}
+        self.last_use: dict[Value, tuple[int, bool]] = {}
+        self.outputs: list[int] = []
+        self.spans: dict[Value, tuple[int, int]] = {}
+        self._signatures: dict[Any, tuple[list[Assignment], list[Group]]] = {}
+
+    # Nodes ----------------------------------------------------------------------------------------
+
+    def value_node(self, value: Value, weight: float, name: str, *, whole_lead: bool = False) -> int:
+        options = list(self.pinned.get(value, ())) or layouts(value.shape, self.machine.mesh)
+        if whole_lead:
+            options = [x for x in options if not x.dims[0]]
+        node = _Node(
+            name=name,
+            key=value,
+            weight=weight,
+            strategies=options,
+            costs=np.zeros(len(options)),
+            value=value,
+            signature=("value", name.split("[")[0], value.shape, str(value.dtype), tuple(options)),
+        )
+        self.nodes.append(node)
+        self.origin[value] = _Origin(node=len(self.nodes) - 1, layouts=options)
+        return len(self.nodes) - 1
+
+    def group_node(self, item: Group, weight: float) -> None:
+        signature = group_signature(item)
+        options = list(self.allowed.get(item, ())) or self._options(item, signature)
+        node = _Node(
+            name=f"g{self.numbers[item]}.{item.title}",
+            key=item,
+            weight=weight,
+            strategies=options,
+            costs=np.zeros(len(options)),
+            group=item,
+            signature=(signature, weight, len(options), tuple(map(repr, self.allowed.get(item, ())))),
+        )
+        self.nodes.append(node)
+        index = len(self.nodes) - 1
+        for i, value in enumerate(item.inputs):
+            self.read(value, index, [item.input_layout(i, a) for a in options], weight, item)
+        for j, value in enumerate(item.outputs):
+            self.origin[value] = _Origin(node=index, layouts=[item.output_layout(j, a) for a in options])
+
+    def _options(self, item: Group, signature: Any) -> list[Assignment]:
+        if signature not in self._signatures:
+            self._signatures[signature] = (assignments(item.rule, self.machine.mesh), [item])
+        return self._signatures[signature][0]
+
+    def read(self, value: Atom, target: int, want: list[Layout], weight: float, item: Group) -> None:
+        if not isinstance(value, Value):
+            return
+        number = self.numbers[item]
+        span = (number, number)
+        if item.kind is Kind.CONTROL:
+            span = (number, number + sum(1 for b in item.blocks for _ in b.walk()))
+        elif item.is_copy:
+            span = (number, number)
+        origin = self.origin[value]
+        self.edges.append(
+            _Edge(
+                source=origin.node,
+                target=target,
+                value=value,
+                have=origin.layouts,
+                want=want,
+                weight=weight,
+                moment=span,
+            )
+        )
+
+    # Walk -----------------------------------------------------------------------------------------
+
+    def program(self) -> None:
+        for i, value in enumerate(self.block.inputs):
+            self.value_node(value, 1.0, f"input {i}[{value.name}]")
+        for value, _ in self.block.consts:
+            self.value_node(value, 1.0, f"{value.name}[]")
+        self.walk(self.block, 1.0)
+        end = len(self.numbers)
+        for j, atom in enumerate(self.block.outputs):
+            options = list(self.pinned_outputs.get(j, ()))
+            tied = self.state.get(j)
+            if tied is not None and not options:
+                node = self.origin[self.block.inputs[tied]].node
+                options = self.nodes[node].strategies
+            else:
+                options = options or layouts(atom.aval.shape, self.machine.mesh)
+                self.nodes.append(
+                    _Node(
+                        name=f"output {j}",
+                        key=("output", j),
+                        weight=1.0,
+                        strategies=options,
+                        costs=np.zeros(len(options)),
+                        signature=("output", tuple(atom.aval.shape), str(atom.aval.dtype), tuple(options)),
+                    )
+                )
+                node = len(self.nodes) - 1
+            self.outputs.append(node)
+            if isinstance(atom, Value):
+                origin = self.origin[atom]
+                self.edges.append(
+                    _Edge(
+                        source=origin.node,
+                        target=node,
+                        value=atom,
+                        have=origin.layouts,
+                        want=options,
+                        weight=1.0,
+                        moment=(end, end),
+                    )
+                )
+
+    def walk(self, block: Block, weight: float) -> None:
+        for item in block.groups:
+            if item.kind is Kind.IDENTITY:
+                (op,) = item.ops
+                for atom, value in zip(op.inputs, op.outputs, strict=True):
+                    if isinstance(atom, Value):
+                        self.origin[value] = self.origin[atom]
+                    else:
+                        self.value_node(value, weight, f"g{self.numbers[item]}.literal")
+            elif item.kind is Kind.CONTROL:
+                self.control(item, weight)
+            else:
+                self.group_node(item, weight)
+
+    def control(self, item: Group, weight: float) -> None:
+        (op,) = item.ops
+        boundary = boundaries(item)
+        number = self.numbers[item]
+        for i, (atom, (inner, lead)) in enumerate(zip(op.inputs, boundary.operands, strict=True)):
+            if inner is None:
+                want = [replicated(len(atom.aval.shape))]
+                if isinstance(atom, Value):
+                    index = self._fixed_node(atom, f"g{number}.index")
+                    self.read(atom, index, want, weight, item)
+                continue
+            index = self.value_node(inner, weight, f"g{number}.{op.name} operand[{i}]")
+            want = [Layout(((),) * lead + x.dims) for x in self.nodes[index].strategies]
+            self.read(atom, index, want, weight, item)
+        yields = {value for _, _, value, lead in boundary.yields if lead}
+        for j, value in enumerate(boundary.results):
+            if value in op.outputs:
+                self.value_node(
+                    value, weight, f"g{number}.{op.name} result[{j}]", whole_lead=value in yields
+                )
+        for value, decider in boundary.same.items():
+            self.origin[value] = self.origin[decider]
+        trips = {"scan": op.params.get("length", 1), "while": self.loop_trips}.get(
+            op.name, 1 / len(item.blocks)
+        )
+        for index, body in enumerate(item.blocks):
+            self.walk(body, weight * trips)
+            self.yields(item, boundary, index, body, weight * trips)
+        for j, value in enumerate(op.outputs):
+            self.origin[value] = self.origin[boundary.results[j]]
+
+    def _fixed_node(self, atom: Value, name: str) -> int:
+        self.nodes.append(
+            _Node(
+                name=name,
+                key=(name, id(atom)),
+                weight=1.0,
+                strategies=[replicated(len(atom.shape))],
+                costs=np.zeros(1),
+                signature=(name.split(".")[1], atom.shape),
+            )
+        )
+        return len(self.nodes) - 1
+
+    def yields(self, item: Group, boundary: Boundary, index: int, body: Block, weight: float) -> None:
+        last = max((self.numbers[g] for g in body.walk()), default=self.numbers[item])
+        wanted = {j: (value, lead) for b, j, value, lead in boundary.yields if b == index}
+        for j, atom in enumerate(body.outputs):
+            if not isinstance(atom, Value):
+                continue
+            if j in wanted:
+                value, lead = wanted[j]
+                target = self.origin[value].node
+                want = [Layout(x.dims[lead:]) for x in self.nodes[target].strategies]
+            else:
+                target = self._fixed_node(atom, f"g{self.numbers[item]}.predicate")
+                want = [replicated(len(atom.shape))]
+            origin = self.origin[atom]
+            self.edges.append(
+                _Edge(
+                    source=origin.node,
+                    target=target,
+                    value=atom,
+                    have=origin.layouts,
+                    want=want,
+                    weight=weight,
+                    moment=(last, last),
+                )
+            )
+
+    # Costs ----------------------------------------------------------------------------------------
+
+    def price_groups(self) -> None:
+        """Fill in kernel costs: each distinct signature once."""
+        representative: dict[Any, tuple[Group, list[Assignment]]] = {}
+        for node in self.nodes:
+            if node.group is not None:
+                key = node.signature[0], node.signature[2:]
+                representative.setdefault(key, (node.group, node.strategies))
+        requests = [(g, a) for g, options in representative.values() for a in options]
+        seconds = [c.seconds for c in kernel_costs(requests, self.machine)]
+        found, at = {}, 0
+        for key, (_, options) in representative.items():
+            found[key] = np.array(seconds[at : at + len(options)])
+            at += len(options)
+        for node in self.nodes:
+            if node.group is not None:
+                node.costs = node.costs + node.weight * found[node.signature[0], node.signature[2:]]
+
+    def edge_table(self, edge: _Edge) -> np.ndarray:
+        key = (edge.value.shape, edge.value.dtype, tuple(edge.have), tuple(edge.want))
+        if key not in self._tables:
+            rows: dict[Layout, int] = {}
+            columns: dict[Layout, int] = {}
+            at = [rows.setdefault(x, len(rows)) for x in edge.have]
+            to = [columns.setdefault(x, len(columns)) for x in edge.want]
+            find = self.resharder.find
+            distinct = np.array(
+                [[find(edge.value.shape, edge.value.dtype, a, b).seconds for b in columns] for a in rows]
+            )
+            self._tables[key] = distinct[np.ix_(at, to)]
+        return self._tables[key]
+
+    _tables: dict[Any, np.ndarray]
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, (int, float, str, bool, type(None))):
+        return value
+    return str(value)
+
+
+def group_signature(item: Group) -> Any:
+    """Return what makes two groups alike: ops, parameters, shapes and how values flow between the ops."""
+    places: dict[Value, int] = {v: i for i, v in enumerate(item.inputs)}
+    parts: list[Any] = [str(item.rule), tuple((v.shape, str(v.dtype)) for v in item.inputs)]
+    for op in item.ops:
+        operands = tuple(
+            places[a] if isinstance(a, Value) else ("literal", str(a.aval.dtype)) for a in op.inputs
+        )
+        for v in op.outputs:
+            places[v] = len(places)
+        params = tuple((k, _freeze(v)) for k, v in sorted(op.params.items()) if "jaxpr" not in k)
+        outs = tuple((v.shape, str(v.dtype)) for v in op.outputs)
+        parts.append((op.name, operands, params, outs))
+    parts.append(tuple(places.get(v, -1) for v in item.outputs))
+    return tuple(parts)
+
+
+def build_model(
+    block: Block,
+    resharder: Resharder,
+    *,
+    pinned: Mapping[Value, Sequence[Layout]] | None = None,
+    pinned_outputs: Mapping[int, Sequence[Layout]] | None = None,
+    allowed: Mapping[Group, Sequence[Assignment]] | None = None,
+    state: Mapping[int, int] | None = None,
+    donated: Sequence[bool] = (),
+    loop_trips: int = 1,
+) -> Model:
+    """State the choice of shardings as a search problem.
+
+    Args:
+      block: the grouped program.
+      resharder: prices of resharding on the machine.
+      pinned: layouts that a value may take, where not all.
+      pinned_outputs: the same for outputs, by position.
+      allowed: assignments that a group may take, where not all.
+      state: output position -> input position that must have the same layout (training state).
+      donated: which inputs may be overwritten.
+      loop_trips: runs of a `while` loop.
+    """
+    builder = _Builder(
+        block,
+        resharder,
+        pinned or {},
+        pinned_outputs or {},
+        allowed or {},
+        state or {},
+        donated or [False] * len(block.inputs),
+        loop_trips,
+    )
+    builder._tables = {}
+    builder.program()
+    builder.price_groups()
+    class_of = tie(builder.nodes, builder.edges)
+    return _assemble(builder, class_of)
+
+
+def tie(nodes: Sequence[_Node], edges: Sequence[_Edge]) -> list[int]:
+    """Give nodes that repeat the same class: equal signatures and equal surroundings."""
+    colours: dict[Any, int] = {}
+
+    def number(key: Any) -> int:
+        return colours.setdefault(key, len(colours))
+
+    colour = [number(("start", n.signature)) for n in nodes]
+    around: list[list[tuple[int, Any]]] = [[] for _ in nodes]
+    order_in: dict[int, int] = defaultdict(int)
+    for e in edges:
+        slot = order_in[e.target]
+        order_in[e.target] += 1
+        around[e.target].append((e.source, ("in", slot)))
+        around[e.source].append((e.target, ("out", slot)))
+    for _ in range(TIE_ROUNDS):
+        colour = [
+            number((c, tuple(sorted((colour[m], role) for m, role in near))))
+            for c, near in zip(colour, around, strict=True)
+        ]
+    members: dict[int, list[int]] = defaultdict(list)
+    for i, c in enumerate(colour):
+        members[c].append(i)
+    class_of = [0] * len(nodes)
+    count = 0
+    for i, c in enumerate(colour):
+        together = members[c]
+        if len(together) < TIE_COPIES:
+            class_of[i] = count
+            count += 1
+        elif together[0] == i:
+            for m in together:
+                class_of[m] = count
+            count += 1
+    return class_of
+
+
+def _assemble(builder: _Builder, class_of: list[int]) -> Model:
+    nodes = builder.nodes
+    classes = max(class_of) + 1 if class_of else 0
+    costs: list[np.ndarray | None] = [None] * classes
+    names = [""] * classes
+    for node, c in zip(nodes, class_of, strict=True):
+        costs[c] = node.costs if costs[c] is None else costs[c] + node.costs
+        names[c] = names[c] or node.name
+    tables: dict[tuple[int, int], np.ndarray] = {}
+    for edge in builder.edges:
+        i, j = class_of[edge.source], class_of[edge.target]
+        table = edge.weight * builder.edge_table(edge)
+        table[np.isnan(table)] = math.inf
+        if i == j:
+            costs[i] = costs[i] + np.diagonal(table)
+            continue
+        if i > j:
+            i, j, table = j, i, table.T
+        tables[i, j] = table if (i, j) not in tables else tables[i, j] + table
+    index = {pair: e for e, pair in enumerate(tables)}
+    problem = search.Problem(
+        costs=tuple(c for c in costs if c is not None),
+        edges=tuple(tables),
+        edge_costs=tuple(tables.values()),
+        names=tuple(names),
+    )
+    tensors, edge_tensors = buffers(builder, class_of, index)
+    return Model(
+        problem=problem,
+        nodes=nodes,
+        class_of=class_of,
+        outputs=builder.outputs,
+        tensors=tensors,
+        edge_tensors=edge_tensors,
+        moments=len(builder.numbers) + 1,
+    )
