@@ -1,1 +1,28 @@
-"""Plans, prices and applies the sharding of a JAX function on a TPU slice."""
+"""Plans, prices, explains and applies the sharding of an unannotated JAX function on a TPU slice."""
+
+from autoshard._guard import check_import_names
+
+check_import_names()
+
+from autoshard.errors import (  # noqa: E402
+    AutoshardError,
+    PlanFileError,
+    PlanMismatchError,
+    SpecError,
+    TraceError,
+)
+from autoshard.plan import Coverage, Leaf, Plan  # noqa: E402
+from autoshard.planner import evaluate, suggest  # noqa: E402
+
+__all__ = [
+    "AutoshardError",
+    "Coverage",
+    "Leaf",
+    "Plan",
+    "PlanFileError",
+    "PlanMismatchError",
+    "SpecError",
+    "TraceError",
+    "evaluate",
+    "suggest",
+]

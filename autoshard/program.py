@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -53,6 +54,7 @@ def shape_of(atom: Atom) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
+@lru_cache(maxsize=256)
 def itemsize(dtype: Any) -> float:
     """Bytes per element of a dtype, PRNG keys and sub-byte integers included.
 

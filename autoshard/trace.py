@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.extend.core import primitives as jax_primitives
 from jax.tree_util import keystr, tree_flatten_with_path
@@ -37,6 +38,8 @@ _CALLS = {
 }
 # Ops that return their operand: they matter to differentiation or naming only.
 _IDENTITIES = frozenset({"copy", "name", "stop_gradient", "pvary", "copy_p", "optimization_barrier_p"})
+# Arithmetic that is folded when all of it is literal.
+_SCALAR_OPS = frozenset({"add", "convert_element_type", "div", "integer_pow", "mul", "neg", "sqrt", "sub"})
 _BARRIER = jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0]
 
 
@@ -203,6 +206,10 @@ class _Builder:
         return tuple(outputs.get(a, a) if isinstance(a, Value) else a for a in operands)
 
     def _append(self, eqn: Any, operands: tuple[Atom, ...], env: dict[Any, Atom]) -> None:
+        folded = _folded(eqn, operands)
+        if folded is not None:
+            env[eqn.outvars[0]] = folded
+            return
         outputs = tuple(Value(aval=var.aval) for var in eqn.outvars)
         for var, value in zip(eqn.outvars, outputs, strict=True):
             env[var] = value
@@ -261,6 +268,16 @@ class _Builder:
                 )
             )
         return held, tuple(aligned)
+
+
+def _folded(eqn: Any, operands: tuple[Atom, ...]) -> Literal | None:
+    """The scalar that arithmetic on literals comes to, or None where the op is anything else."""
+    if eqn.primitive.name not in _SCALAR_OPS or eqn.outvars[0].aval.shape:
+        return None
+    if not all(isinstance(a, Literal) for a in operands):
+        return None
+    arrays = [np.asarray(a.val, a.aval.dtype) for a in operands if isinstance(a, Literal)]
+    return Literal(np.asarray(eqn.primitive.bind(*arrays, **eqn.params)), eqn.outvars[0].aval)
 
 
 def remove_dead_ops(program: Program) -> Program:

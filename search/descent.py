@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from search.graph import Graph
+from search.graph import Graph, Ints
 from search.problem import Floats
 
 
@@ -35,13 +35,14 @@ class Descent:
     def repair(self, plan: Sequence[int], *, steps: int = 2000) -> list[int] | None:
         """Move nodes to leaner strategies, least extra cost per byte first, until the plan fits.
 
+        Small graphs look at every strategy after each move; large ones make a batch of moves in between.
+
         Args:
             plan: any choice.
-            steps: most moves.
+            steps: how often to look at every strategy.
 
         Returns:
             A plan that fits, or None when the moves do not get there.
-
         """
         memory = self._graph.memory
         choice = list(plan)
@@ -50,34 +51,47 @@ class Descent:
         local = self._local(choice)
         at = self._starts[:-1] + np.array(choice, dtype=np.int64)
         excess = memory.excess(choice)
-        stride = 1 if memory.rows.nnz < 200_000 else 32  # moves between looks at all rows
-        weight: Floats = np.zeros(0)
-        for k in range(steps):
+        batch = max(1, len(choice) // 400)
+        for _ in range(steps):
             over = np.where(excess > memory.tolerance, excess, 0.0)
             if not over.any():
                 return choice
-            if k % stride == 0:
-                weight = memory.rows.T @ (over / memory.scale)
-            gain = (weight * self._usage[at])[self._node] - weight[self._node] * self._usage
-            need = float(over @ over) / memory.scale
-            useful = gain > 1e-12 * need
-            if not useful.any():
+            moves = self._leaner(local, at, over)
+            if not len(moves):
                 return None
-            with np.errstate(invalid="ignore"):
-                extra = local - local[at][self._node]
-            extra = np.where(useful & np.isfinite(local), extra, np.inf)
-            # free moves rank by their gain; priced ones by cost per useful gain
-            ratio = np.where(extra <= 0, extra - gain, extra / np.minimum(gain, need).clip(1e-300))
-            ratio = np.where(extra <= 0, np.minimum(ratio, -1e-300), ratio)
-            move = int(ratio.argmin())
-            if not np.isfinite(ratio[move]):
-                return None
-            node = int(self._node[move])
-            was = choice[node]
-            self._move(local, choice, node, move - int(self._starts[node]))
-            excess = self._after(excess, choice, node, was)
-            at[node] = move
+            for move in moves[:batch].tolist():
+                node = int(self._node[move])
+                if batch > 1 and not self._still_over(node, excess, local[move]):
+                    continue
+                was = choice[node]
+                self._move(local, choice, node, move - int(self._starts[node]))
+                excess = self._after(excess, choice, node, was)
+                at[node] = move
         return None
+
+    def _leaner(self, local: Floats, at: Ints, over: Floats) -> Ints:
+        """Rank the moves that free bytes where they lack: free ones first, then by cost per useful byte."""
+        memory = self._graph.memory
+        assert memory is not None
+        weight = memory.rows.T @ (over / memory.scale)
+        gain = (weight * self._usage[at])[self._node] - weight[self._node] * self._usage
+        need = float(over @ over) / memory.scale
+        candidates = np.flatnonzero((gain > 1e-12 * need) & np.isfinite(local))
+        gain = gain[candidates]
+        with np.errstate(invalid="ignore"):
+            extra = local[candidates] - local[at][self._node[candidates]]
+        paid = np.where(extra > 0, extra / np.minimum(gain, need).clip(1e-300), 0.0)
+        order = np.lexsort((np.where(extra > 0, 0.0, extra - gain), paid))
+        ranked = candidates[order]
+        _, first = np.unique(self._node[ranked], return_index=True)
+        best: Ints = ranked[np.sort(first)]
+        return best
+
+    def _still_over(self, node: int, excess: Floats, cost: float) -> bool:
+        assert self._graph.memory is not None and self._columns is not None
+        lo, hi = self._columns.indptr[node], self._columns.indptr[node + 1]
+        rows = self._columns.indices[lo:hi]
+        return bool(np.isfinite(cost) and len(rows) and excess[rows].max() > self._graph.memory.tolerance)
 
     def polish(self, plan: Sequence[int], *, passes: int = 20, ties: bool = False) -> list[int]:
         """Give each node in turn its cheapest strategy that still fits, until nothing changes.

@@ -102,7 +102,9 @@ def live_counts(intervals: Ints) -> sp.csr_array:
     rows = np.arange(columns[-1]) - np.repeat(columns[:-1] - first, spans)
     indptr = np.zeros(len(intervals) + 1, dtype=np.int64)
     indptr[used + 1] = spans
-    table = sp.csc_array((np.ones(len(rows)), rows, np.cumsum(indptr)), shape=(len(instants), len(intervals)))
+    table = sp.csc_array(
+        (np.ones(len(rows)), rows.astype(np.int32), np.cumsum(indptr)), shape=(len(instants), len(intervals))
+    )
     return sp.csr_array(table)
 
 

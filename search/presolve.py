@@ -86,17 +86,24 @@ def _undominated(graph: Graph) -> list[Ints]:
     kept = [_possible(graph, i, near) for i, near in enumerate(graph.neighbours())]
     if any(len(k) < size for k, size in zip(kept, graph.sizes, strict=True)):
         return kept
+    compressed = {pair: _compress(table) for pair, table in graph.pairs.items()}
     for i, near in enumerate(graph.neighbours()):
         if len(graph.unary[i]) < 2:
             continue
-        tables = [t[:, kept[j]] for j, t in near]
-        extra = [
-            (u if i < j else u.T)[:, kept[j]]
-            for j, _ in near
-            for u in buffers.get((min(i, j), max(i, j)), [])
-        ]
+        tables = []
+        for j, _ in near:
+            small, by_row, by_col = compressed[min(i, j), max(i, j)]
+            tables.append((small, by_row) if i < j else (small.T, by_col))
+        extra = [u if i < j else u.T for j, _ in near for u in buffers.get((min(i, j), max(i, j)), [])]
         kept[i] = _survivors(graph.unary[i], tables, extra, memory if matters[i] else None, i)
     return kept
+
+
+def _compress(table: Floats) -> tuple[Floats, Ints, Ints]:
+    """Keep distinct rows and columns: (small table, class of each row, class of each column)."""
+    by_row, first_row = classes(table)
+    by_col, first_col = classes(table[first_row].T)
+    return table[np.ix_(first_row, first_col)], by_row, by_col
 
 
 def _possible(graph: Graph, node: int, near: list[tuple[int, Floats]]) -> Ints:
@@ -108,15 +115,16 @@ def _possible(graph: Graph, node: int, near: list[tuple[int, Floats]]) -> Ints:
 
 
 def _survivors(
-    unary: Floats, tables: list[Floats], extra: list[Floats], memory: Memory | None, node: int
+    unary: Floats,
+    tables: list[tuple[Floats, Ints]],
+    extra: list[Floats],
+    memory: Memory | None,
+    node: int,
 ) -> Ints:
     size = len(unary)
     worst = unary[:, None] - unary[None, :]
     allowed = np.ones((size, size), dtype=bool)
-    for table in tables:
-        row_class, first = classes(table)
-        _, columns = classes(np.ascontiguousarray(table.T))
-        small = table[np.ix_(first, columns)]
+    for small, row_class in tables:
         if small.shape[0] ** 2 * small.shape[1] > _CELLS:
             same = row_class[:, None] == row_class[None, :]
             worst = np.where(same, worst, np.inf)
@@ -124,9 +132,7 @@ def _survivors(
         with np.errstate(invalid="ignore"):  # a wholly forbidden row meets a forbidden pair: no verdict
             worst = worst + _worst(small)[np.ix_(row_class, row_class)]
     for usage in extra:
-        row_class, first = classes(usage)
-        _, columns = classes(np.ascontiguousarray(usage.T))
-        small = usage[np.ix_(first, columns)]
+        small, row_class, _ = _compress(usage)
         no_more: Marks = np.less_equal(small[:, None, :], small[None, :, :]).min(axis=-1)
         allowed &= no_more[np.ix_(row_class, row_class)]
     if memory is not None:

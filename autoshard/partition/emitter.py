@@ -8,13 +8,15 @@ carries `r12`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import abc
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from autoshard.grouping import Block, Group
 from autoshard.layout import Axes, Layout, MeshShape, replicated, to_spec
@@ -22,7 +24,16 @@ from autoshard.partition.reshard import Resharder, apply_steps
 from autoshard.program import Atom, Op, Value
 from autoshard.rules import Assignment, Kind, LocalView, family
 
-__all__ = ["Boundary", "Decisions", "boundaries", "emit_group", "number_groups", "spmd"]
+__all__ = [
+    "Boundary",
+    "Decisions",
+    "boundaries",
+    "constrained",
+    "deciding_values",
+    "emit_group",
+    "number_groups",
+    "spmd",
+]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -132,15 +143,20 @@ def _inner(layout: Layout, lead: int) -> Layout:
 Env = dict[Value, tuple[Any, Layout]]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Emitter:
-    decisions: Decisions
-    resharder: Resharder
-    numbers: Mapping[Group, int]
+class AbstractEmitter(abc.ABC):
+    """Walks a grouped program and emits it; how values move between layouts is left to subclasses."""
 
-    @property
-    def mesh(self) -> MeshShape:
-        return self.resharder.machine.mesh
+    def __init__(self, block: Block, decisions: Decisions) -> None:
+        self.decisions = decisions
+        self.numbers = number_groups(block)
+
+    @abc.abstractmethod
+    def move(self, array: Any, value: Value, have: Layout, want: Layout) -> Any:
+        """Bring an array from one layout to another."""
+
+    @abc.abstractmethod
+    def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
+        """Emit the ops of a group; return its outputs in the layouts that the assignment leaves."""
 
     def block(self, block: Block, env: Env) -> Callable[[Atom, Layout], Any]:
         """Emit the groups of a block; return a reader of its values in a wanted layout."""
@@ -157,10 +173,7 @@ class _Emitter:
         if not isinstance(atom, Value):
             return literal(atom)
         array, have = env[atom]
-        found = self.resharder.find(atom.shape, atom.dtype, have, layout)
-        if found.seconds == float("inf"):
-            raise AssertionError(f"{atom!r} cannot go from {have} to {layout}")
-        return apply_steps(array, found.steps, self.mesh)
+        return self.move(array, atom, have, layout)
 
     def _group(self, item: Group, env: Env) -> None:
         assignment = self.decisions.assignments[item]
@@ -170,7 +183,7 @@ class _Emitter:
                 self._read(env, v, item.input_layout(i, assignment)) for i, v in enumerate(item.inputs)
             ]
         with jax.named_scope(f"g{number}.{item.title}"):
-            results = emit_group(item, operands, assignment, self.mesh)
+            results = self.compute(item, operands, assignment)
         for j, (value, array) in enumerate(zip(item.outputs, results, strict=True)):
             env[value] = array, item.output_layout(j, assignment)
 
@@ -255,6 +268,56 @@ class _Emitter:
         return list(lax.switch(index, [branch(i) for i in range(len(item.blocks))], *operands[1:]))
 
 
+class _Local(AbstractEmitter):
+    """Emits local arrays and explicit collectives: the body of a `shard_map`."""
+
+    def __init__(self, block: Block, decisions: Decisions, resharder: Resharder) -> None:
+        super().__init__(block, decisions)
+        self.resharder = resharder
+
+    def move(self, array: Any, value: Value, have: Layout, want: Layout) -> Any:
+        found = self.resharder.find(value.shape, value.dtype, have, want)
+        if found.seconds == float("inf"):
+            raise AssertionError(f"{value!r} cannot go from {have} to {want}")
+        return apply_steps(array, found.steps, self.resharder.machine.mesh)
+
+    def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
+        return emit_group(item, operands, assignment, self.resharder.machine.mesh)
+
+
+class _Constrained(AbstractEmitter):
+    """Emits the original ops on global arrays with sharding constraints: XLA's partitioner does the rest."""
+
+    def __init__(self, block: Block, decisions: Decisions, mesh: Any) -> None:
+        super().__init__(block, decisions)
+        self.mesh = mesh
+
+    def move(self, array: Any, value: Value, have: Layout, want: Layout) -> Any:
+        return array if have == want else self._constrain(array, want)
+
+    def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
+        results = emit_group(item, operands, {}, {})
+        return [self._constrain(x, item.output_layout(j, assignment)) for j, x in enumerate(results)]
+
+    def _constrain(self, array: Any, layout: Layout) -> Any:
+        if layout.unreduced or not layout.dims:
+            return array  # partial sums have no form here; the constraint behind the reduction stands
+        return lax.with_sharding_constraint(array, NamedSharding(self.mesh, to_spec(layout)))
+
+
+def _run_program(emitter: AbstractEmitter, block: Block, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    decisions = emitter.decisions
+    env: Env = {
+        value: (array, decisions.layouts[value])
+        for value, array in zip((*block.inputs, *(v for v, _ in block.consts)), arrays, strict=True)
+    }
+    read = emitter.block(block, env)
+    with jax.named_scope("outputs"):
+        return tuple(
+            read(atom, layout) for atom, layout in zip(block.outputs, decisions.outputs, strict=True)
+        )
+
+
 def spmd(
     block: Block, decisions: Decisions, resharder: Resharder, mesh: Any
 ) -> Callable[..., tuple[Any, ...]]:
@@ -265,38 +328,38 @@ def spmd(
       decisions: how to split it.
       resharder: plans of the collectives, on the machine that they were priced for.
       mesh: a `jax.sharding.Mesh` or `AbstractMesh` whose axes are those of the machine's mesh.
-
     """
-    emitter = _Emitter(decisions=decisions, resharder=resharder, numbers=number_groups(block))
-
-    def local(*arrays: Any) -> tuple[Any, ...]:
-        env: Env = {
-            value: (array, decisions.layouts[value])
-            for value, array in zip((*block.inputs, *(v for v, _ in block.consts)), arrays, strict=True)
-        }
-        read = emitter.block(block, env)
-        with jax.named_scope("outputs"):
-            return tuple(
-                read(atom, layout) for atom, layout in zip(block.outputs, decisions.outputs, strict=True)
-            )
-
+    emitter = _Local(block, decisions, resharder)
     held = tuple(value for value, _ in block.consts)
-    in_specs = tuple(to_spec(decisions.layouts[value]) for value in (*block.inputs, *held))
-    out_specs = tuple(map(to_spec, decisions.outputs))
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    mapped = jax.shard_map(
+        lambda *arrays: _run_program(emitter, block, arrays),
+        mesh=mesh,
+        in_specs=tuple(to_spec(decisions.layouts[value]) for value in (*block.inputs, *held)),
+        out_specs=tuple(map(to_spec, decisions.outputs)),
+        check_vma=False,
+    )
     return lambda *arrays: mapped(*arrays, *(array for _, array in block.consts))
 
 
-def deciding_values(block: Block) -> Iterator[Value]:
-    """Yield the boundary values of a program that have a layout of their own."""
-    yield from block.inputs
-    for value, _ in block.consts:
-        yield value
+def constrained(block: Block, decisions: Decisions, mesh: Any) -> Callable[..., tuple[Any, ...]]:
+    """Return the original program with sharding constraints, as a function of the flat inputs.
+
+    Args:
+      block: the grouped program.
+      decisions: how to split it.
+      mesh: a `jax.sharding.Mesh` or `AbstractMesh` to constrain over.
+    """
+    emitter = _Constrained(block, decisions, mesh)
+    return lambda *arrays: _run_program(emitter, block, (*arrays, *(array for _, array in block.consts)))
+
+
+def deciding_values(block: Block) -> tuple[Value, ...]:
+    """List the values whose layout is decided by itself: inputs, constants, what loops and branches take."""
+    found: dict[Value, None] = dict.fromkeys(block.inputs)
+    found |= dict.fromkeys(value for value, _ in block.consts)
     for item in block.walk():
         if item.kind is Kind.CONTROL:
             boundary = boundaries(item)
-            seen = {value for value, _ in boundary.operands if value is not None} | set(boundary.results)
-            yield from dict.fromkeys(
-                [value for value, _ in boundary.operands if value is not None] + list(boundary.results)
-            )
-            assert seen
+            found |= dict.fromkeys(value for value, _ in boundary.operands if value is not None)
+            found |= dict.fromkeys(boundary.results)
+    return tuple(found)

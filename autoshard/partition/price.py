@@ -155,7 +155,7 @@ class Machine:
         kind = COLLECTIVES[eqn.primitive.name]
         axes = eqn.params.get("axes") or eqn.params.get("axis_name")
         names: Axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
-        before, after = eqn.invars[0].aval, eqn.outvars[0].aval
+        before = eqn.invars[0].aval
         if kind == "collective_permute":
             return self.permute_cost(before.shape, before.dtype, names, eqn.params["perm"])
         total = [

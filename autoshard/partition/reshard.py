@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from jax import lax
@@ -218,6 +219,14 @@ def permutation(axes: Axes, order: Axes, mesh: MeshShape) -> tuple[Axes, tuple[t
     Returns the axes in mesh order and (source, target) positions, row major over them: `lax.ppermute` counts
     positions in mesh order whatever the order in which axes are named.
     """
+    return _permutation(axes, order, tuple(mesh.items()))
+
+
+@lru_cache(maxsize=4096)
+def _permutation(
+    axes: Axes, order: Axes, sizes: tuple[tuple[str, int], ...]
+) -> tuple[Axes, tuple[tuple[int, int], ...]]:
+    mesh = dict(sizes)
     base = tuple(a for a in mesh if a in axes)
     pairs = []
     for source in range(mesh_size(base, mesh)):

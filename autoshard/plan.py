@@ -1,0 +1,236 @@
+"""The result: how everything is sharded, what that costs, and what to do with it.
+
+A `Plan` is immutable. It prints, goes to JSON and back, applies itself to the function that it was made for
+(through XLA's partitioner or as our own per-device program), and validates itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import cost_models as cm
+import jax
+from jax.sharding import PartitionSpec
+
+from autoshard.estimate import Estimate
+from autoshard.layout import Axes, Layout, to_spec
+
+if TYPE_CHECKING:
+    from autoshard.apply import Applied
+    from autoshard.validate.report import Validation
+
+__all__ = ["Coverage", "Leaf", "Plan"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One array argument or result: its pytree path, shape, dtype, and whether its memory is donated."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    donated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """How much of the program has sharding rules.
+
+    `without_rule` maps primitives that have none to how often they occur; they run replicated, at their true
+    cost. `flops_share` is the share of the flops in ops with a rule.
+    """
+
+    ops: int
+    without_rule: Mapping[str, int]
+    flops_share: float
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether every op has a rule."""
+        return not self.without_rule
+
+    def __str__(self) -> str:
+        if self.complete:
+            return f"all {self.ops} ops have a sharding rule"
+        named = ", ".join(f"{name} ({n})" for name, n in self.without_rule.items())
+        return (
+            f"{100 * self.flops_share:.1f} % of flops have a sharding rule; without one, and so run whole"
+            f" on every device: {named}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Shardings for one function at given shapes on one mesh, with their price.
+
+    Attributes:
+      name: what made the plan: "suggested", "evaluated", or a baseline.
+      topology: the slice, as the TPU compiler names it.
+      mesh: axis name to size, in the order of `device_order`.
+      device_order: device id (x fastest, then y, z; cores innermost) at each mesh position.
+      inputs, outputs: the arrays of the function.
+      input_layouts, output_layouts: how they are split.
+      value_layouts: layouts of what loops and branches take and return, in program order.
+      assignments: how each group of ops splits its factors, in program order.
+      fingerprint: of the traced program; a plan applies only to the program that it was made for.
+      estimate: the predicted step.
+      gap: how far from the proven bound the plan may be (0: proven best); None where nothing was searched.
+      lower_bound_seconds: no plan on this mesh costs less.
+      coverage: ops without a rule.
+      notes: what a person should know: dims left whole, loops of unknown length, what does not fit.
+      timings: seconds spent per stage.
+    """
+
+    name: str
+    topology: str
+    mesh: Mapping[str, int]
+    device_order: tuple[int, ...]
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    input_layouts: tuple[Layout, ...]
+    output_layouts: tuple[Layout, ...]
+    value_layouts: tuple[Layout, ...]
+    assignments: tuple[Mapping[str, Axes], ...]
+    fingerprint: str
+    estimate: Estimate
+    gap: float | None
+    lower_bound_seconds: float | None
+    memory_limit_bytes: float
+    coverage: Coverage
+    notes: tuple[str, ...] = ()
+    timings: Mapping[str, float] = field(default_factory=dict)
+    in_tree: Any = None
+    out_tree: Any = None
+
+    # Shardings ------------------------------------------------------------------------------------
+
+    @property
+    def in_specs(self) -> Any:
+        """`PartitionSpec`s as a pytree like the arguments; a mapping by path if the structure is unknown."""
+        return self._tree(self.in_tree, self.inputs, self.input_layouts)
+
+    @property
+    def out_specs(self) -> Any:
+        """`PartitionSpec`s as a pytree like the results; a mapping by path if the structure is unknown."""
+        return self._tree(self.out_tree, self.outputs, self.output_layouts)
+
+    @staticmethod
+    def _tree(tree: Any, leaves: Sequence[Leaf], layouts: Sequence[Layout]) -> Any:
+        specs = [to_spec(x) for x in layouts]
+        if tree is not None:
+            return jax.tree.unflatten(tree, specs)
+        return {leaf.path: spec for leaf, spec in zip(leaves, specs, strict=True)}
+
+    def spec(self, path: str) -> PartitionSpec:
+        """Return the spec of the input at a pytree path such as `[0]['embed']`.
+
+        Raises:
+          KeyError: no input has that path; the message lists the nearest.
+        """
+        import difflib
+
+        by_path = {leaf.path: x for leaf, x in zip(self.inputs, self.input_layouts, strict=True)}
+        if path not in by_path:
+            near = difflib.get_close_matches(path, by_path, n=3, cutoff=0.3)
+            raise KeyError(f"no input at {path!r}; near it: {', '.join(near) or 'nothing'}")
+        return to_spec(by_path[path])
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether the predicted peak is within the memory limit."""
+        return self.estimate.peak_bytes <= self.memory_limit_bytes
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted time of a step."""
+        return self.estimate.step_seconds
+
+    def mfu(self, model_flops: float) -> float:
+        """Model FLOPs utilisation: `model_flops` (of a step, all devices, nothing recomputed) over peak."""
+        machine = self.estimate.machine
+        devices = machine.placement.num_devices
+        return model_flops / (devices * machine.chip.matmul_flops_per_second * self.step_seconds)
+
+    # Use ------------------------------------------------------------------------------------------
+
+    def jit(self, fn: Callable[..., Any], devices: Sequence[Any] | None = None) -> Applied:
+        """Apply the plan through XLA: `jax.jit` with shardings and constraints inside.
+
+        Args:
+          fn: the function that the plan was made for.
+          devices: the devices to use, in any order; by default `jax.devices()`.
+
+        Returns:
+          A callable with `.lower(*args)`.
+        """
+        from autoshard.apply import Applied
+
+        return Applied(plan=self, fn=fn, devices=devices, partitioner="xla")
+
+    def spmd(self, fn: Callable[..., Any], devices: Sequence[Any] | None = None) -> Applied:
+        """Apply the plan as our own per-device program under `jax.shard_map`; as `jit` otherwise."""
+        from autoshard.apply import Applied
+
+        return Applied(plan=self, fn=fn, devices=devices, partitioner="autoshard")
+
+    def validate(
+        self, fn: Callable[..., Any], *args: Any, level: str = "compile", **options: Any
+    ) -> Validation:
+        """Check the plan's predictions.
+
+        Args:
+          fn: the function that the plan was made for.
+          args: its arguments: shapes, or real arrays for "numerics" and "profile".
+          level: "numerics" runs both ways of applying the plan on virtual CPU devices and compares values;
+            "compile" compiles for CPU and for the TPU slice, ahead of time; "profile" runs on the devices
+            present and compares with measured times.
+          options: see `autoshard.validate.report.validate`.
+        """
+        from autoshard.validate.report import validate
+
+        return validate(self, fn, args, level=level, **options)
+
+    def to_json(self) -> str:
+        """Write the plan as JSON text, versioned."""
+        from autoshard.plan_json import dump
+
+        return dump(self)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Read a plan that `to_json` wrote.
+
+        Raises:
+          PlanFileError: the text is no plan, is cut off, or is of another format version.
+        """
+        from autoshard.plan_json import load
+
+        return load(text)
+
+    def replace(self, **changes: Any) -> Plan:
+        """Return a plan with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        from autoshard.report.text import plan_text
+
+        return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        from autoshard.report.html import plan_html
+
+        return plan_html(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan {self.name} on {self.topology} {dict(self.mesh)}: {1e3 * self.step_seconds:.3f} ms,"
+            f" {self.estimate.peak_bytes / 2**30:.2f} GiB>"
+        )
+
+
+def parsed_topology(plan: Plan) -> cm.Topology:
+    """Return the slice of a plan."""
+    return cm.Topology.parse(plan.topology)

@@ -1,0 +1,284 @@
+"""The main path: from an unannotated function to a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cost_models as cm
+import numpy as np
+import search
+from jax.sharding import PartitionSpec
+
+from autoshard.annotations import constraint_choices, input_choices, output_names, specs_by_path
+from autoshard.errors import AutoshardError
+from autoshard.meshes import candidate_meshes, resolve_topology
+from autoshard.partition.emitter import Decisions
+from autoshard.plan import Plan
+from autoshard.session import Session, Source
+from autoshard.strategies import Model, build_model
+
+__all__ = ["evaluate", "suggest"]
+
+# Memory rows are added at this many of the fullest moments at a time.
+_ROWS = 64
+_ROUNDS = 8
+
+Progress = Callable[[str], None]
+
+
+def suggest(
+    fn: Callable[..., Any],
+    *args: Any,
+    topology: str | cm.Topology,
+    mesh: Mapping[str, int] | None = None,
+    annotations: Mapping[str, PartitionSpec] | None = None,
+    donate_argnums: Sequence[int] = (),
+    memory_limit_bytes: float | None = None,
+    time_limit_seconds: float = 60.0,
+    gap: float = 1e-4,
+    loop_trips: int = 1,
+    progress: Progress | None = None,
+) -> Plan:
+    """Find the shardings with the least predicted step time that fit in memory.
+
+    Args:
+      fn: a function of positional pytree arguments, without annotations (constraints in it are kept).
+      args: pytrees of arrays or `jax.ShapeDtypeStruct`s.
+      topology: a slice as the TPU compiler names it, `"v3:4x4"` (16 chips, 32 cores); with a `mesh`, a bare
+        generation, `"v3"`, means the smallest slice that holds it.
+      mesh: axis name to size, such as `{"data": 8, "model": 4}`; without it meshes of the slice are searched.
+      annotations: specs that the plan must keep, by pytree path: `"[0]['embed']"` for an input,
+        `"out[0]['embed']"` for an output. A dim may be `PartitionSpec.UNCONSTRAINED`.
+      donate_argnums: arguments whose memory the results may take.
+      memory_limit_bytes: HBM of one device that the plan may use; by default all that a program can.
+      time_limit_seconds: of the search, over all meshes; then the best plan so far is returned with its gap.
+      gap: relative distance to the proven bound at which the search may stop.
+      loop_trips: how often a `while` loop of unknown length runs.
+      progress: called with a line of news now and then.
+
+    Returns:
+      The plan. When nothing fits it is the one with the least peak, and its notes say what is in the way.
+
+    Raises:
+      TraceError, SpecError, cost_models.TopologyError, cost_models.MeshError: the input cannot be used.
+
+    Example:
+      >>> import jax
+      >>> x = jax.ShapeDtypeStruct((4096, 8192), "bfloat16")
+      >>> w = jax.ShapeDtypeStruct((8192, 8192), "bfloat16")
+      >>> plan = suggest(lambda w, x: x @ w, w, x, topology="v3:2x2", mesh={"data": 8})
+      >>> plan.gap <= 1e-4, plan.fits
+      (True, True)
+    """
+    slice_, meshes = _machines(topology, mesh)
+    source = Source.of(fn, args, donate_argnums)
+    deadline = time.monotonic() + time_limit_seconds
+    best: Plan | None = None
+    notes: list[str] = []
+    for i, (where, candidate) in enumerate(meshes(slice_)):
+        left = deadline - time.monotonic()
+        if best is not None and left <= 0:
+            notes.append(f"the time limit was reached before mesh {dict(candidate)} was tried")
+            continue
+        if progress is not None:
+            progress(f"mesh {i + 1}: {dict(candidate)}")
+        plan = _search(
+            Session.of(source, where, candidate, loop_trips),
+            annotations or {},
+            limit=memory_limit_bytes,
+            seconds=max(left, 1.0),
+            gap=gap,
+            progress=progress,
+        )
+        if best is None or _better(plan, best):
+            best = plan
+    assert best is not None
+    return best.replace(notes=(*best.notes, *notes)) if notes else best
+
+
+def evaluate(
+    fn: Callable[..., Any],
+    *args: Any,
+    topology: str | cm.Topology,
+    mesh: Mapping[str, int],
+    in_specs: Any = None,
+    out_specs: Any = None,
+    annotations: Mapping[str, PartitionSpec] | None = None,
+    donate_argnums: Sequence[int] = (),
+    memory_limit_bytes: float | None = None,
+    loop_trips: int = 1,
+    name: str = "evaluated",
+) -> Plan:
+    """Complete a person's own annotations, as GSPMD would, and price the result.
+
+    Args:
+      fn: as for `suggest`.
+      args: as for `suggest`.
+      topology: as for `suggest`.
+      mesh: axis name to size.
+      in_specs: a pytree of `PartitionSpec` like the arguments, or a prefix of it; None leaves are open.
+      out_specs: the same for the results.
+      annotations: further specs by path, as for `suggest`.
+      donate_argnums: as for `suggest`.
+      memory_limit_bytes: what the peak is held against.
+      loop_trips: as for `suggest`.
+      name: what the plan is called in a comparison.
+
+    Raises:
+      As `suggest`.
+    """
+    from autoshard.propagate import complete
+
+    slice_ = resolve_topology(topology, mesh)
+    source = Source.of(fn, args, donate_argnums)
+    session = Session.of(source, slice_, mesh, loop_trips)
+    traced = source.traced
+    given = specs_by_path(in_specs, traced.in_tree, traced.in_names, "in_specs")
+    given |= {
+        f"out{path}": spec
+        for path, spec in specs_by_path(out_specs, traced.out_tree, traced.out_names, "out_specs").items()
+    }
+    start = time.perf_counter()
+    decisions, notes = complete(session, {**given, **(annotations or {})})
+    completed = time.perf_counter()
+    plan = session.plan(
+        name,
+        decisions,
+        gap=None,
+        lower_bound_seconds=None,
+        memory_limit_bytes=memory_limit_bytes,
+        notes=notes,
+        timings={"propagate": completed - start},
+    )
+    return _with_fit_notes(plan, source)
+
+
+def _machines(topology: str | cm.Topology, mesh: Mapping[str, int] | None) -> Any:
+    slice_ = resolve_topology(topology, mesh)
+    if mesh is not None:
+        return slice_, lambda where: [(where, dict(mesh))]
+    return slice_, lambda where: [(where, m) for m in candidate_meshes(where)]
+
+
+def _better(plan: Plan, other: Plan) -> bool:
+    if plan.fits != other.fits:
+        return plan.fits
+    if not plan.fits:
+        return plan.estimate.peak_bytes < other.estimate.peak_bytes
+    return plan.step_seconds < other.step_seconds
+
+
+def _search(
+    session: Session,
+    annotations: Mapping[str, PartitionSpec],
+    *,
+    limit: float | None,
+    seconds: float,
+    gap: float,
+    progress: Progress | None,
+) -> Plan:
+    start = time.perf_counter()
+    model, notes = model_of(session, annotations)
+    stated = time.perf_counter()
+    capacity = limit or float(session.machine.chip.hbm_capacity_bytes)
+    found = _solve_within(session, model, capacity, seconds, gap, progress)
+    solved = time.perf_counter()
+    decisions, estimated, solution, bound = found
+    plan = session.plan(
+        "suggested",
+        decisions,
+        estimate=estimated,
+        gap=search_gap(estimated.serial_seconds, bound),
+        lower_bound_seconds=bound,
+        memory_limit_bytes=capacity,
+        notes=[*notes, *([solution.reason] if solution.status is not search.Status.OPTIMAL else [])],
+        timings={"strategies": stated - start, "search and estimate": solved - stated},
+    )
+    return _with_fit_notes(plan, session.source)
+
+
+def search_gap(seconds: float, bound: float) -> float:
+    """Relative distance between a plan and its bound."""
+    return max(0.0, (seconds - bound) / seconds) if seconds else 0.0
+
+
+def model_of(session: Session, annotations: Mapping[str, PartitionSpec]) -> tuple[Model, list[str]]:
+    """State the search problem of a session under annotations; also return notes."""
+    source, mesh = session.source, session.machine.mesh
+    traced, block = source.traced, source.block
+    names = [*traced.in_names, *output_names(traced)]
+    choices, notes = input_choices(annotations, names, [*traced.in_avals, *traced.out_avals], mesh)
+    count = len(traced.in_names)
+    allowed, more = constraint_choices(block, mesh)
+    outputs = {i - count: x for i, x in choices.items() if i >= count}
+    model = build_model(
+        block,
+        session.resharder,
+        pinned={block.inputs[i]: x for i, x in choices.items() if i < count},
+        pinned_outputs=outputs,
+        allowed=allowed,
+        state={j: i for j, i in source.state.items() if j not in outputs},
+        donated=source.donated,
+        loop_trips=session.loop_trips,
+    )
+    return model, notes + more
+
+
+def _solve_within(
+    session: Session,
+    model: Model,
+    capacity: float,
+    seconds: float,
+    gap: float,
+    progress: Progress | None,
+) -> tuple[Decisions, Any, search.Solution, float]:
+    """Solve, adding memory rows where the plan's own estimate or the model exceeds the capacity."""
+    deadline = time.monotonic() + seconds
+    report = None if progress is None else (lambda news: progress(str(news)))
+    solution = search.solve(model.problem, time_limit_seconds=seconds, gap=gap, progress=report)
+    bound = solution.lower_bound
+    limit, rows = capacity, set[int]()
+    best: tuple[Decisions, Any, search.Solution] | None = None
+    for _ in range(_ROUNDS):
+        choice = solution.choice[: len(model.problem.costs)]
+        decisions = model.decisions(choice)
+        estimated = session.estimate(decisions)
+        if best is None or estimated.peak_bytes < best[1].peak_bytes:
+            best = (decisions, estimated, solution)
+        if estimated.peak_bytes <= capacity:
+            return decisions, estimated, solution, bound
+        usage = model.usage(choice)
+        # The estimate is the judge: where it sees more than the model, the model's limit is tightened.
+        limit = min(limit, capacity - max(0.0, estimated.peak_bytes - usage.max()))
+        fullest = [int(m) for m in np.argsort(-usage, kind="stable")[:_ROWS] if usage[m] > limit]
+        if not set(fullest) - rows and solution.status is search.Status.INFEASIBLE:
+            break
+        rows |= set(fullest)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        problem = model.with_memory(limit, sorted(rows))
+        solution = search.solve(problem, time_limit_seconds=left, gap=gap, progress=report)
+        if solution.status is not search.Status.INFEASIBLE:
+            bound = max(bound, solution.lower_bound)
+    assert best is not None
+    return (*best, bound)
+
+
+def _with_fit_notes(plan: Plan, source: Source) -> Plan:
+    """Say what is in the way when a plan does not fit, and which slice would do."""
+    if plan.fits:
+        return plan
+    peak = plan.estimate.peak
+    largest = ", ".join(f"{b.name} {b.bytes / 2**30:.2f} GiB" for b in peak.buffers[:4])
+    excess = plan.estimate.peak_bytes - plan.memory_limit_bytes
+    notes = [
+        f"does not fit: peak {peak.total_bytes / 2**30:.2f} GiB exceeds {plan.memory_limit_bytes / 2**30:.2f} GiB"
+        f" by {excess / 2**30:.2f} GiB, at {peak.where}; largest buffers: {largest}"
+    ]
+    return plan.replace(notes=(*plan.notes, *notes))
+
+
+__all__ += ["AutoshardError", "model_of"]

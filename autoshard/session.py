@@ -1,0 +1,266 @@
+"""One function at given shapes, on one mesh: traced, grouped and placed. What every plan is made from."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import cost_models as cm
+import jax
+from jax.sharding import AbstractMesh, AxisType
+
+from autoshard.estimate import Estimate, estimate
+from autoshard.grouping import Block, group
+from autoshard.layout import Layout
+from autoshard.partition.emitter import Decisions, deciding_values, number_groups, spmd
+from autoshard.partition.price import Machine
+from autoshard.partition.reshard import Resharder
+from autoshard.plan import Coverage, Leaf, Plan
+from autoshard.program import value_bytes
+from autoshard.rules import Kind, family
+from autoshard.strategies import group_signature
+from autoshard.trace import Traced, trace
+
+__all__ = ["Session", "Source", "abstract_mesh"]
+
+
+def abstract_mesh(mesh: Mapping[str, int]) -> AbstractMesh:
+    """Return a mesh without devices, its axes automatic."""
+    return AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Source:
+    """A traced and grouped function, before any mesh."""
+
+    traced: Traced
+    block: Block
+    donated: tuple[bool, ...]
+    timings: Mapping[str, float]
+
+    @classmethod
+    def of(cls, fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence[int] = ()) -> Source:
+        """Trace and group `fn` at the shapes of `args`."""
+        start = time.perf_counter()
+        traced = trace(fn, args)
+        middle = time.perf_counter()
+        block = group(traced.program)
+        end = time.perf_counter()
+        out_of_range = [i for i in donate_argnums if not -len(args) <= i < len(args)]
+        if out_of_range:
+            raise ValueError(
+                f"donate_argnums {list(donate_argnums)} names argument(s) {out_of_range};"
+                f" the function was given {len(args)}"
+            )
+        given = {i % len(args) for i in donate_argnums}
+        return cls(
+            traced=traced,
+            block=block,
+            donated=tuple(i in given for i in traced.arg_of_input),
+            timings={"trace": middle - start, "group": end - middle},
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the program: ops, shapes and how values flow."""
+        digest = hashlib.sha256()
+        for aval in self.traced.in_avals:
+            digest.update(f"{aval.shape}{aval.dtype}".encode())
+        for item in self.block.walk():
+            digest.update(repr(group_signature(item)).encode())
+        return digest.hexdigest()[:32]
+
+    @cached_property
+    def state(self) -> Mapping[int, int]:
+        """Outputs that are the next step's inputs: output position -> input position.
+
+        A result subtree with the same structure and shapes as an argument is that argument's next value;
+        donated arguments are matched first, and each only once.
+        """
+        traced = self.traced
+        outs = [(name, tuple(a.shape), str(a.dtype)) for name, a in zip(traced.out_names, traced.out_avals, strict=True)]
+        ins = [(name, tuple(a.shape), str(a.dtype)) for name, a in zip(traced.in_names, traced.in_avals, strict=True)]
+        arguments: dict[str, list[int]] = {}
+        for i, (name, _, _) in enumerate(ins):
+            arguments.setdefault(name.split("]", 1)[0] + "]", []).append(i)
+        results: dict[str, list[int]] = {}
+        for j, (name, _, _) in enumerate(outs):
+            head = name.split("]", 1)[0] + "]" if name.startswith("[") else ""
+            results.setdefault(head, []).append(j)
+        if len(traced.out_names) and all(n.startswith("[") for n in traced.out_names):
+            results.setdefault("", list(range(len(outs))))
+        found: dict[int, int] = {}
+        order = sorted(arguments, key=lambda a: (not self.donated[arguments[a][0]], arguments[a][0]))
+        taken: set[int] = set()
+        for argument in order:
+            members = arguments[argument]
+            want = [(ins[i][0][len(argument) :], *ins[i][1:]) for i in members]
+            if not any(ins[i][1] for i in members):
+                continue
+            for head, candidates in results.items():
+                have = [(outs[j][0][len(head) :], *outs[j][1:]) for j in candidates]
+                if have == want and not taken & set(candidates):
+                    found |= dict(zip(candidates, members, strict=True))
+                    taken |= set(candidates)
+                    break
+        return found
+
+    @cached_property
+    def categories(self) -> tuple[str, ...]:
+        """What each input is: a parameter, optimizer state, other state, or data.
+
+        State is what comes back as a result; its floating-point arrays that a matrix product, convolution or
+        lookup reads are parameters, the rest optimizer state.
+        """
+        state = set(self.state.values())
+        weights = self._weights()
+        kinds = []
+        for i, value in enumerate(self.block.inputs):
+            if value in weights and (i in state or not state):
+                kinds.append("parameters")
+            elif i in state:
+                kinds.append("optimizer state")
+            else:
+                kinds.append("inputs")
+        argument_kinds = {}
+        for i, kind in enumerate(kinds):
+            if kind == "parameters":
+                argument_kinds[self.traced.in_names[i].rsplit("[", 1)[0]] = kind
+        return tuple(
+            argument_kinds.get(self.traced.in_names[i].rsplit("[", 1)[0], kind)
+            if kind == "optimizer state"
+            else kind
+            for i, kind in enumerate(kinds)
+        )
+
+    def _weights(self) -> set[Any]:
+        """Inputs whose values reach a product or lookup through casts, copies and loops only."""
+        from autoshard.structure import roots_of_products
+
+        return roots_of_products(self.block)
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """Which ops have rules."""
+        missing: dict[str, int] = {}
+        count = 0
+        for op in self.traced.program.walk():
+            count += 1
+            if family(op).name == "opaque":
+                missing[op.name] = missing.get(op.name, 0) + 1
+        return Coverage(ops=count, without_rule=missing, flops_share=1.0)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Session:
+    """A `Source` on a mesh of a slice."""
+
+    source: Source
+    machine: Machine
+    loop_trips: int = 1
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, source: Source, topology: cm.Topology, mesh: Mapping[str, int], loop_trips: int = 1
+    ) -> Session:
+        """Place a source on a mesh."""
+        machine = Machine.of(topology, mesh)
+        notes = [machine.placement.note] if machine.placement.note else []
+        return cls(source=source, machine=machine, loop_trips=loop_trips, notes=notes)
+
+    @cached_property
+    def resharder(self) -> Resharder:
+        """Plans and prices of resharding."""
+        return Resharder(self.machine)
+
+    def program(self, decisions: Decisions, mesh: Any = None) -> Callable[..., tuple[Any, ...]]:
+        """Return the per-device program as a function of flat inputs."""
+        return spmd(self.source.block, decisions, self.resharder, mesh or abstract_mesh(self.machine.mesh))
+
+    def estimate(self, decisions: Decisions) -> Estimate:
+        """Emit the per-device program and price it."""
+        avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.source.traced.in_avals]
+        closed = jax.make_jaxpr(self.program(decisions))(*avals)
+        numbers = number_groups(self.source.block)
+        source = self.source
+        return estimate(
+            closed,
+            self.machine,
+            donated=[*source.donated, *(False for _ in source.block.consts)],
+            names=[*source.traced.in_names, *(v.name for v, _ in source.block.consts)],
+            categories=[*source.categories, *("constants" for _ in source.block.consts)],
+            sources={n: item.source for item, n in numbers.items()},
+            loop_trips=self.loop_trips,
+        )
+
+    def plan(self, name: str, decisions: Decisions, **fields: Any) -> Plan:
+        """Make a Plan of decisions."""
+        source, traced, machine = self.source, self.source.traced, self.machine
+        found = fields.pop("estimate", None) or self.estimate(decisions)
+        notes = [*self.notes, *fields.pop("notes", ()), *found.notes]
+        timings = {**source.timings, **fields.pop("timings", {})}
+        limit = fields.pop("memory_limit_bytes", None) or float(machine.chip.hbm_capacity_bytes)
+        coverage = source.coverage
+        return Plan(
+            name=name,
+            topology=str(machine.placement.topology),
+            mesh=dict(machine.mesh),
+            device_order=machine.placement.device_order,
+            inputs=tuple(
+                Leaf(path=n, shape=tuple(a.shape), dtype=str(a.dtype), donated=d)
+                for n, a, d in zip(traced.in_names, traced.in_avals, source.donated, strict=True)
+            ),
+            outputs=tuple(
+                Leaf(path=n, shape=tuple(a.shape), dtype=str(a.dtype))
+                for n, a in zip(traced.out_names, traced.out_avals, strict=True)
+            ),
+            input_layouts=tuple(decisions.layouts[v] for v in source.block.inputs),
+            output_layouts=decisions.outputs,
+            value_layouts=tuple(decisions.layouts[v] for v in deciding_values(source.block)),
+            assignments=tuple(
+                decisions.assignments.get(item, {}) for item in source.block.walk() if _decided(item)
+            ),
+            fingerprint=source.fingerprint,
+            estimate=found,
+            memory_limit_bytes=limit,
+            coverage=coverage,
+            notes=tuple(dict.fromkeys(notes)),
+            timings=timings,
+            in_tree=traced.in_tree,
+            out_tree=traced.out_tree,
+            **fields,
+        )
+
+
+def _decided(item: Any) -> bool:
+    return item.kind not in (Kind.CONTROL, Kind.IDENTITY)
+
+
+def decisions_of(plan: Plan, block: Block) -> Decisions:
+    """Read a plan's decisions for the groups of the program that it was made for."""
+    groups = [item for item in block.walk() if _decided(item)]
+    return Decisions(
+        assignments=dict(zip(groups, plan.assignments, strict=True)),
+        layouts=dict(zip(deciding_values(block), plan.value_layouts, strict=True)),
+        outputs=plan.output_layouts,
+    )
+
+
+def input_bytes(plan: Plan) -> float:
+    """Return unpadded bytes of all inputs, all devices together."""
+    import numpy as np
+
+    total = 0.0
+    for leaf in plan.inputs:
+        if not leaf.dtype.startswith("key"):
+            total += value_bytes(leaf.shape, np.dtype(leaf.dtype))
+    return total
+
+
+LayoutOptions = Mapping[Any, Sequence[Layout]]
