@@ -45,17 +45,25 @@ def by_elimination(graph: Graph, best: Incumbent) -> bool:
 class Rows:
     """The integer program of one graph with the memory rows that turned out to matter."""
 
-    def __init__(self, graph: Graph, rows: list[int]) -> None:
+    def __init__(self, graph: Graph, times: list[int]) -> None:
         """Build the program.
 
         Args:
             graph: what to choose from.
-            rows: memory rows to begin with.
+            times: times whose memory rows to begin with, where the graph still has them.
 
         """
         self.graph = graph
-        self.rows = rows
+        memory = graph.memory
+        row_of = {} if memory is None else {int(t): r for r, t in enumerate(memory.times)}
+        self.rows = [row_of[t] for t in times if t in row_of]
         self._base = build(graph)
+
+    @property
+    def times(self) -> list[int]:
+        """The problem's times of the present memory rows."""
+        memory = self.graph.memory
+        return [] if memory is None else [int(memory.times[r]) for r in self.rows]
 
     def program(self) -> Program:
         """Return the program with the present rows."""

@@ -13,7 +13,15 @@ from collections.abc import Callable
 import numpy as np
 
 from search.descent import Descent
-from search.exact import Relaxed, Rows, by_elimination, by_integer_program, by_linear_program, least_overshoot
+from search.exact import (
+    ROWS_AT_ONCE,
+    Relaxed,
+    Rows,
+    by_elimination,
+    by_integer_program,
+    by_linear_program,
+    least_overshoot,
+)
 from search.graph import Graph, Ints, from_problem
 from search.incumbent import Incumbent
 from search.neighbourhood import Neighbourhood
@@ -70,10 +78,12 @@ def solve(
 
 def _search(problem: Problem, best: Incumbent, seed: int) -> None:
     raw = from_problem(problem)
-    whole = presolve(raw)
-    graph = _thinned(whole, _by_messages(whole, best, seed), best)
+    cells = sum(c.size for c in raw.pairs.values())
+    whole = presolve(raw, rounds=1 if cells > SMALL // 4 else 4)
+    positions, times = _by_messages(whole, best, seed)
+    graph = _thinned(whole, positions, best)
     if not best.done:
-        _exact(graph, best, seed)
+        _exact(graph, best, seed, times)
     if best.choice is None and whole.memory is not None and best.left:
         least_overshoot(whole, best, seed)
     if best.left:
@@ -90,8 +100,13 @@ def _thinned(graph: Graph, positions: list[Ints] | None, best: Incumbent) -> Gra
     return presolve(graph.restrict(positions))
 
 
-def _by_messages(graph: Graph, best: Incumbent, seed: int) -> list[Ints] | None:
-    """Bound and plan by message passing, memory priced; returns what a better plan may use."""
+def _by_messages(graph: Graph, best: Incumbent, seed: int) -> tuple[list[Ints] | None, list[int]]:
+    """Bound and plan by message passing, memory priced.
+
+    Returns:
+        (positions that a better plan may use, or None when unknown; times at which memory has a price).
+
+    """
     relaxation, descent = Relaxation(graph), Descent(graph)
     moves = Neighbourhood(graph, seed)
     large = sum(c.size for c in graph.pairs.values()) > SMALL
@@ -107,12 +122,12 @@ def _by_messages(graph: Graph, best: Incumbent, seed: int) -> list[Ints] | None:
         estimate = min(estimate, max(graph.cost(plan), relaxation.bound))
         _try(graph, descent, plan, best)
         if best.done:
-            return None
+            return None, []
         if rounds % 4 == 0:
             plan = moves.step(relaxation.unary, plan, moves.forest(len(graph.unary)))
             _try(graph, descent, plan, best)
             if best.done:
-                return None
+                return None, []
         if graph.memory is not None and rounds >= 5:
             goal = best.objective if math.isfinite(best.objective) else estimate
             relaxation.step(plans[-1], goal, length)
@@ -120,14 +135,18 @@ def _by_messages(graph: Graph, best: Incumbent, seed: int) -> list[Ints] | None:
         stalled = 0 if better else stalled + 1
         length = length if better else max(length * 0.8, 0.01)
         seen = (best.objective, best.lower_bound)
+    times: list[int] = []
+    if graph.memory is not None:
+        dearest = np.argsort(-relaxation.prices, kind="stable")[:ROWS_AT_ONCE]
+        times = [int(graph.memory.times[r]) for r in dearest if relaxation.prices[r] > 0]
     if math.isinf(best.objective) or not best.left:
-        return None
+        return None, times
     _forests(graph, moves, descent, relaxation, best)
     if best.done:
-        return None
+        return None, times
     relaxation.round()
     best.prove(min(relaxation.bound, best.objective), "message passing")
-    return relaxation.survivors(best.objective)
+    return relaxation.survivors(best.objective), times
 
 
 def _moved(before: tuple[float, float], after: tuple[float, float]) -> bool:
@@ -191,13 +210,13 @@ def _sharpened(
     return [np.intersect1d(a, b) for a, b in zip(positions, relaxed.positions, strict=True)]
 
 
-def _exact(graph: Graph, best: Incumbent, seed: int) -> None:
+def _exact(graph: Graph, best: Incumbent, seed: int, times: list[int]) -> None:
     """Finish: elimination, linear program, and integer program on what is left."""
     if by_elimination(graph, best) or best.done:
         return
     if sum(c.size for c in graph.pairs.values()) > SMALL:
         return
-    rows = Rows(graph, [])
+    rows = Rows(graph, times)
     relaxed = by_linear_program(rows, best, seed)
     descent = Descent(graph)
     if relaxed.plan is not None and not best.done:
@@ -211,11 +230,7 @@ def _exact(graph: Graph, best: Incumbent, seed: int) -> None:
         slim = _thinned(graph, positions, best)
         if best.done or by_elimination(slim, best) or best.done:
             return
-        if slim.memory is None or graph.memory is None:
-            rows = Rows(slim, [])
-        else:
-            wanted = set(graph.memory.times[rows.rows].tolist())
-            rows = Rows(slim, [r for r, t in enumerate(slim.memory.times.tolist()) if t in wanted])
+        rows = Rows(slim, rows.times)
         graph, descent = slim, Descent(slim)
 
     def mend(plan: list[int]) -> list[int] | None:
