@@ -99,10 +99,10 @@ def flat_program(
     source = matching_source(plan, fn, args)
     mesh = abstract_mesh(plan.mesh) if mesh is None else mesh
     decisions = decisions_of(plan, source.block)
+    session = Session.of(source, cm.Topology.parse(plan.topology), plan.mesh)
     if partitioner == "xla":
-        flat = constrained(source.block, decisions, mesh)
+        flat = constrained(source.block, decisions, session.resharder, mesh)
     else:
-        session = Session.of(source, cm.Topology.parse(plan.topology), plan.mesh)
         flat = session.program(decisions, mesh)
     ins = tuple(NamedSharding(mesh, to_spec(x)) for x in plan.input_layouts)
     outs = tuple(NamedSharding(mesh, to_spec(x)) for x in plan.output_layouts)

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 
 from autoshard.grouping import Block, Group
 from autoshard.layout import Axes, Layout, MeshShape, replicated, to_spec
-from autoshard.partition.reshard import Resharder, apply_steps
+from autoshard.partition.reshard import Resharder, Step, apply_steps
 from autoshard.program import Atom, Op, Value
 from autoshard.rules import Assignment, Kind, LocalView, family
 
@@ -158,6 +158,10 @@ class AbstractEmitter(abc.ABC):
     def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
         """Emit the ops of a group; return its outputs in the layouts that the assignment leaves."""
 
+    def settle(self, array: Any, layout: Layout) -> Any:
+        """State the layout that an array of a loop, branch or barrier has by now."""
+        return array
+
     def block(self, block: Block, env: Env) -> Callable[[Atom, Layout], Any]:
         """Emit the groups of a block; return a reader of its values in a wanted layout."""
         for item in block.groups:
@@ -193,7 +197,8 @@ class AbstractEmitter(abc.ABC):
         with jax.named_scope(f"g{self.numbers[item]}.{item.title}"):
             results = lax.optimization_barrier(arrays)
         for atom, value, array in zip(op.inputs, op.outputs, results, strict=True):
-            env[value] = array, env[atom][1] if isinstance(atom, Value) else replicated(len(value.shape))
+            layout = env[atom][1] if isinstance(atom, Value) else replicated(len(value.shape))
+            env[value] = self.settle(array, layout), layout
 
     def _control(self, item: Group, env: Env) -> None:
         (op,) = item.ops
@@ -207,16 +212,17 @@ class AbstractEmitter(abc.ABC):
         with jax.named_scope(f"g{self.numbers[item]}.{op.name}"):
             results = emit(item, op, boundary, operands)
         for value, decider, array in zip(op.outputs, boundary.results, results, strict=True):
-            env[value] = array, self.decisions.layouts[decider]
+            layout = self.decisions.layouts[decider]
+            env[value] = self.settle(array, layout), layout
 
     def _layout(self, boundary: Boundary, inner: Value) -> Layout:
         return self.decisions.layouts[boundary.same.get(inner, inner)]
 
     def _run(self, boundary: Boundary, body: Block, index: int, arrays: Sequence[Any]) -> list[Any]:
-        env: Env = {
-            value: (array, self._layout(boundary, value))
-            for value, array in zip(body.inputs, arrays, strict=True)
-        }
+        env: Env = {}
+        for value, array in zip(body.inputs, arrays, strict=True):
+            layout = self._layout(boundary, value)
+            env[value] = self.settle(array, layout), layout
         read = self.block(body, env)
         results = []
         wanted = {j: (value, lead) for b, j, value, lead in boundary.yields if b == index}
@@ -286,14 +292,25 @@ class _Local(AbstractEmitter):
 
 
 class _Constrained(AbstractEmitter):
-    """Emits the original ops on global arrays with sharding constraints: XLA's partitioner does the rest."""
+    """Emits the original ops on global arrays with sharding constraints: XLA's partitioner does the rest.
 
-    def __init__(self, block: Block, decisions: Decisions, mesh: Any) -> None:
+    A reshard is constrained after every step of the plan's sequence: asked for the whole move at once, XLA
+    replicates arrays that it finds no short way for. What a loop carries, slices and stacks is constrained
+    too, since XLA would choose a layout of its own for the buffers.
+    """
+
+    def __init__(self, block: Block, decisions: Decisions, resharder: Resharder, mesh: Any) -> None:
         super().__init__(block, decisions)
-        self.mesh = mesh
+        self.resharder, self.mesh = resharder, mesh
 
     def move(self, array: Any, value: Value, have: Layout, want: Layout) -> Any:
-        return array if have == want else self._constrain(array, want)
+        for step in self.resharder.find(value.shape, value.dtype, have, want).steps:
+            have = _after(step, have)
+            array = self._constrain(array, have)
+        return array
+
+    def settle(self, array: Any, layout: Layout) -> Any:
+        return self._constrain(array, layout)
 
     def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
         results = emit_group(item, operands, {}, {})
@@ -303,6 +320,21 @@ class _Constrained(AbstractEmitter):
         if layout.unreduced or not layout.dims:
             return array  # partial sums have no form here; the constraint behind the reduction stands
         return lax.with_sharding_constraint(array, NamedSharding(self.mesh, to_spec(layout)))
+
+
+def _after(step: Step, layout: Layout) -> Layout:
+    """Layout behind one step of a reshard."""
+    dims = list(layout.dims)
+    if step.kind in ("slice", "reduce_scatter"):
+        dims[step.dim] = (*dims[step.dim], *step.axes)
+    elif step.kind in ("all_gather", "all_to_all"):
+        dims[step.dim] = tuple(a for a in dims[step.dim] if a not in step.axes)
+    elif step.kind == "permute":
+        dims[step.dim] = step.order
+    if step.kind == "all_to_all":
+        dims[step.other] = (*dims[step.other], *step.axes)
+    reduced = step.axes if step.kind in ("reduce_scatter", "all_reduce") else ()
+    return Layout(tuple(dims), tuple(a for a in layout.unreduced if a not in reduced), layout.monoid)
 
 
 def _run_program(emitter: AbstractEmitter, block: Block, arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -341,15 +373,18 @@ def spmd(
     return lambda *arrays: mapped(*arrays, *(array for _, array in block.consts))
 
 
-def constrained(block: Block, decisions: Decisions, mesh: Any) -> Callable[..., tuple[Any, ...]]:
+def constrained(
+    block: Block, decisions: Decisions, resharder: Resharder, mesh: Any
+) -> Callable[..., tuple[Any, ...]]:
     """Return the original program with sharding constraints, as a function of the flat inputs.
 
     Args:
       block: the grouped program.
       decisions: how to split it.
+      resharder: plans of the collectives, as for `spmd`; XLA is led through the same steps.
       mesh: a `jax.sharding.Mesh` or `AbstractMesh` to constrain over.
     """
-    emitter = _Constrained(block, decisions, mesh)
+    emitter = _Constrained(block, decisions, resharder, mesh)
     return lambda *arrays: _run_program(emitter, block, (*arrays, *(array for _, array in block.consts)))
 
 
