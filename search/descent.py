@@ -4,7 +4,7 @@ All strategies of all nodes lie in one flat array with their cost against the pr
 move of the whole plan is one `argmin`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,14 +15,16 @@ from search.problem import Floats
 class Descent:
     """A graph prepared for moves."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, expired: Callable[[], bool] = lambda: False) -> None:
         """Index the graph's strategies.
 
         Args:
             graph: what to move in.
+            expired: whether time is up; then a repair gives up and a polish stops where it is.
 
         """
         self._graph = graph
+        self._expired = expired
         self._near = graph.neighbours()
         sizes = np.array(graph.sizes, dtype=np.int64)
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -53,6 +55,8 @@ class Descent:
         excess = memory.excess(choice)
         batch = max(1, len(choice) // 400)
         for _ in range(steps):
+            if self._expired():
+                return None
             over = np.where(excess > memory.tolerance, excess, 0.0)
             if not over.any():
                 return choice
@@ -112,6 +116,8 @@ class Descent:
         scale = abs(self._graph.cost(choice)) * 1e-12 if ties else 0.0
         for _ in range(passes):
             moved = False
+            if self._expired():
+                break
             for node, size in enumerate(self._graph.sizes):
                 if size < 2:
                     continue

@@ -107,7 +107,7 @@ def _by_messages(graph: Graph, best: Incumbent, seed: int) -> tuple[list[Ints] |
         (positions that a better plan may use, or None when unknown; times at which memory has a price).
 
     """
-    relaxation, descent = Relaxation(graph), Descent(graph)
+    relaxation, descent = Relaxation(graph), Descent(graph, lambda: not best.left)
     moves = Neighbourhood(graph, seed)
     large = sum(c.size for c in graph.pairs.values()) > SMALL
     stalled, length = 0, 1.0
@@ -118,6 +118,8 @@ def _by_messages(graph: Graph, best: Incumbent, seed: int) -> tuple[list[Ints] |
         plans = relaxation.round()
         rounds += 1
         best.prove(min(relaxation.bound, best.objective), "message passing")
+        if not best.left:
+            break
         plan = min(plans, key=graph.cost)
         estimate = min(estimate, max(graph.cost(plan), relaxation.bound))
         _try(graph, descent, plan, best)
@@ -128,6 +130,8 @@ def _by_messages(graph: Graph, best: Incumbent, seed: int) -> tuple[list[Ints] |
             _try(graph, descent, plan, best)
             if best.done:
                 return None, []
+        if graph.memory is not None and rounds == 2 and math.isinf(best.objective):
+            _lean(graph, descent, best)
         if graph.memory is not None and rounds >= 5:
             goal = best.objective if math.isfinite(best.objective) else estimate
             relaxation.step(plans[-1], goal, length)
@@ -165,6 +169,24 @@ def _try(graph: Graph, descent: Descent, plan: list[int], best: Incumbent) -> No
     mended = descent.repair(plan)
     if mended is not None:
         best.offer(graph.original(descent.polish(mended)), "repair")
+
+
+def _lean(graph: Graph, descent: Descent, best: Incumbent) -> None:
+    """Look for a first plan that fits at ever higher prices on memory, then bring its cost down."""
+    assert graph.memory is not None
+    relaxation = Relaxation(graph)
+    spread = sum(float(np.ptp(u)) for u in graph.unary) + 1e-300
+    for power in (0, 2, 4):
+        if not best.left:
+            return
+        rows = len(graph.memory.room)
+        relaxation.price(np.full(rows, spread * 10.0**power / rows / graph.memory.scale))
+        for plan in relaxation.round():
+            _try(graph, descent, plan, best)
+        if best.choice is not None:
+            plan = graph.positions(best.choice) or plan
+            best.offer(graph.original(descent.polish(plan)), "descent")
+            return
 
 
 def _forests(
@@ -218,7 +240,7 @@ def _exact(graph: Graph, best: Incumbent, seed: int, times: list[int]) -> None:
         return
     rows = Rows(graph, times)
     relaxed = by_linear_program(rows, best, seed)
-    descent = Descent(graph)
+    descent = Descent(graph, lambda: not best.left)
     if relaxed.plan is not None and not best.done:
         _try(graph, descent, relaxed.plan, best)
     if best.done or not best.left:
@@ -231,7 +253,7 @@ def _exact(graph: Graph, best: Incumbent, seed: int, times: list[int]) -> None:
         if best.done or by_elimination(slim, best) or best.done:
             return
         rows = Rows(slim, rows.times)
-        graph, descent = slim, Descent(slim)
+        graph, descent = slim, Descent(slim, lambda: not best.left)
 
     def mend(plan: list[int]) -> list[int] | None:
         mended = descent.repair(plan)
