@@ -521,6 +521,16 @@ def _with_copies(block: Block) -> Block:
             for i in where:
                 renamed[i, value] = rest
             final[value] = rest
+        elif value not in made and uses > 1:
+            # An input that products read far apart: gathered once for all, or by each.
+            heavy = [i for i in where if block.groups[i].kind is Kind.SINGLE]
+            if len(heavy) > 1 and len(_near(heavy)) > 1:
+                rest = Value(aval=value.aval, name=value.name)
+                before[heavy[0]].append(_copy(value, rest))
+                for i in heavy:
+                    renamed[i, value] = rest
+                where = heavy
+                uses = len(heavy)
         for siblings in _near(where):
             if len(siblings) > 1 and not (rest is not value and len(siblings) == uses):
                 shared = Value(aval=value.aval, name=value.name)

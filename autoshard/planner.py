@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,9 @@ __all__ = ["evaluate", "suggest"]
 # Memory rows are added at this many of the fullest moments at a time.
 _ROWS = 64
 _ROUNDS = 8
+# Plans within this share of each other's cost count as equal, and the one with the smaller arguments wins.
+_TIE = 1e-5
+_UNFINISHED = (search.Status.TIME_LIMIT, search.Status.INTERRUPTED)
 
 Progress = Callable[[str], None]
 
@@ -193,7 +197,7 @@ def _search(
         gap=search_gap(estimated.serial_seconds, bound),
         lower_bound_seconds=bound,
         memory_limit_bytes=capacity,
-        notes=[*notes, *([solution.reason] if solution.status is not search.Status.OPTIMAL else [])],
+        notes=[*notes, *([solution.reason] if solution.status in _UNFINISHED else [])],
         timings={"strategies": stated - start, "search and estimate": solved - stated},
     )
     return _with_fit_notes(plan, session.source)
@@ -237,11 +241,14 @@ def _solve_within(
     """Solve, adding memory rows where the plan's own estimate or the model exceeds the capacity."""
     deadline = time.monotonic() + seconds
     report = None if progress is None else (lambda news: progress(str(news)))
-    solution = search.solve(model.problem, time_limit_seconds=seconds, gap=gap, progress=report)
+    problem = model.problem
+    solution = search.solve(problem, time_limit_seconds=seconds, gap=gap, progress=report)
     bound = solution.lower_bound
     limit, rows = capacity, set[int]()
     best: tuple[Decisions, Any, search.Solution] | None = None
     for _ in range(_ROUNDS):
+        if solution.status is not search.Status.INFEASIBLE:
+            solution = _smallest(model, problem, solution, deadline)
         choice = solution.choice[: len(model.problem.costs)]
         decisions = model.decisions(choice)
         estimated = session.estimate(decisions)
@@ -265,6 +272,21 @@ def _solve_within(
             bound = max(bound, solution.lower_bound)
     assert best is not None
     return (*best, bound)
+
+
+def _smallest(
+    model: Model, problem: search.Problem, solution: search.Solution, deadline: float
+) -> search.Solution:
+    """Among plans that cost the same as `solution`, find one whose arguments take less memory."""
+    left = min(deadline - time.monotonic(), 1.0 + 3.0 * solution.seconds)
+    if left <= 0:
+        return solution
+    priced = model.preferring_small(problem, _TIE * solution.objective)
+    found = search.solve(priced, time_limit_seconds=left, gap=1e-9)
+    objective = problem.objective(found.choice)
+    if found.status is search.Status.INFEASIBLE or objective > solution.objective * (1 + _TIE):
+        return solution
+    return dataclasses.replace(solution, choice=found.choice, objective=objective)
 
 
 def _with_fit_notes(plan: Plan, source: Source) -> Plan:

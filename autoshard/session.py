@@ -80,7 +80,7 @@ class Source:
         """Outputs that are the next step's inputs: output position -> input position.
 
         A result subtree with the same structure and shapes as an argument is that argument's next value;
-        donated arguments are matched first, and each only once.
+        donated arguments are matched first, and each only once. A lone array must be donated to count.
         """
         traced = self.traced
         outs = [(name, tuple(a.shape), str(a.dtype)) for name, a in zip(traced.out_names, traced.out_avals, strict=True)]
@@ -102,6 +102,8 @@ class Source:
             want = [(ins[i][0][len(argument) :], *ins[i][1:]) for i in members]
             if not any(ins[i][1] for i in members):
                 continue
+            if want[0][0] == "" and not self.donated[members[0]]:
+                continue  # a lone array of the same shape is no state unless it is given away
             for head, candidates in results.items():
                 have = [(outs[j][0][len(head) :], *outs[j][1:]) for j in candidates]
                 if have == want and not taken & set(candidates):

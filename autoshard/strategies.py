@@ -9,6 +9,7 @@ by colour refinement and tied: one node stands for all, with their summed cost.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -84,6 +85,22 @@ class Model:
                 values[node.value] = node.strategies[index]
         outs = tuple(self.nodes[n].strategies[picked[n]] for n in self.outputs)
         return Decisions(assignments=groups, layouts=values, outputs=outs)
+
+    def preferring_small(self, problem: search.Problem, slack: float) -> search.Problem:
+        """Return the problem with a price on the bytes of the arguments.
+
+        The price is so low that no plan costs more than `slack` for it: it decides between plans that cost
+        the same, and sends the optimum to the one whose arguments take less memory. Half of it is shared
+        out by bytes and half by argument, so that small ones count too.
+        """
+        sizes = {t.node: t.bytes for t in self.tensors if t.start == 0 and t.bytes.max() > 0}
+        total = sum(float(table.max()) for table in sizes.values())
+        costs = list(problem.costs)
+        for node, table in sizes.items():
+            c = self.class_of[node]
+            share = table / total + table / (table.max() * len(sizes))
+            costs[c] = costs[c] + slack / 2 * share
+        return dataclasses.replace(problem, costs=tuple(costs))
 
     def usage(self, choice: Sequence[int]) -> np.ndarray:
         """Bytes in use at every moment under a choice."""
