@@ -13,6 +13,7 @@ from autoshard.errors import SpecError
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, MeshShape, from_spec, require_specs, undivided
 from autoshard.rules import Assignment
+from autoshard.rules.manual import boundary_assignment
 from autoshard.trace import Traced
 
 __all__ = ["constraint_choices", "input_choices", "specs_by_path"]
@@ -95,7 +96,7 @@ def input_choices(
 
 
 def constraint_choices(block: Block, mesh: MeshShape) -> tuple[dict[Group, list[Assignment]], list[str]]:
-    """Read `with_sharding_constraint`s inside the function as the assignments that they leave.
+    """Read sharding constraints and `shard_map`s inside the function as the assignments that they leave.
 
     Raises:
       SpecError: a constraint names an axis that the mesh lacks.
@@ -105,6 +106,14 @@ def constraint_choices(block: Block, mesh: MeshShape) -> tuple[dict[Group, list[
     wrong: list[str] = []
     for item in block.walk():
         op = item.heavy
+        if op is not None and op.name == "shard_map":
+            try:
+                given = boundary_assignment(op, mesh)
+            except ValueError as error:
+                wrong.append(str(error))
+                continue
+            allowed[item] = [{item.factors[0][f]: axes for f, axes in given.items()}]
+            continue
         if op is None or op.name not in ("sharding_constraint", "reshard"):
             continue
         sharding = op.params.get("sharding", op.params.get("dst_sharding"))
@@ -130,7 +139,7 @@ def constraint_choices(block: Block, mesh: MeshShape) -> tuple[dict[Group, list[
                 )
         allowed[item] = options
     if wrong:
-        raise SpecError("sharding constraints inside the function do not fit the mesh:\n  " + "\n  ".join(wrong))
+        raise SpecError("shardings inside the function do not fit the mesh:\n  " + "\n  ".join(wrong))
     return allowed, notes
 
 

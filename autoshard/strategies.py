@@ -421,7 +421,7 @@ class _Builder:
                 key = node.signature[0], node.signature[2:]
                 representative.setdefault(key, (node.group, node.strategies))
         requests = [(g, a) for g, options in representative.values() for a in options]
-        seconds = [c.seconds for c in kernel_costs(requests, self.machine)]
+        seconds = [c.seconds for c in kernel_costs(requests, self.machine, self.loop_trips)]
         found, at = {}, 0
         for key, (_, options) in representative.items():
             found[key] = np.array(seconds[at : at + len(options)])

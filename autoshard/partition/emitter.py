@@ -118,15 +118,20 @@ def literal(atom: Any) -> Any:
     return np.asarray(atom.val, atom.aval.dtype)
 
 
-def emit_group(item: Group, operands: Sequence[Any], assignment: Assignment, mesh: MeshShape) -> list[Any]:
-    """Bind the local computation of a group on local operands (in the layouts that it reads)."""
+def emit_group(
+    item: Group, operands: Sequence[Any], assignment: Assignment, mesh: MeshShape, devices: Any = None
+) -> list[Any]:
+    """Bind the local computation of a group on local operands (in the layouts that it reads).
+
+    With `devices`, a device mesh, the operands are global and so is the computation.
+    """
     env: dict[Value, Any] = dict(zip(item.inputs, operands, strict=True))
     if item.is_copy:
         return list(operands)
     for op, mapping, rule in zip(item.ops, item.factors, item.op_rules, strict=True):
         own: dict[str, Axes] = {f: assignment[g] for f, g in mapping.items() if assignment.get(g)}
         arrays = [env[a] if isinstance(a, Value) else literal(a) for a in op.inputs]
-        view = LocalView(rule=rule, assignment=own, mesh=mesh)
+        view = LocalView(rule=rule, assignment=own, mesh=mesh, devices=devices)
         results = family(op).emit(op, arrays, view)
         env.update(zip(op.outputs, results, strict=True))
     return [env[v] for v in item.outputs]
@@ -313,7 +318,7 @@ class _Constrained(AbstractEmitter):
         return self._constrain(array, layout)
 
     def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
-        results = emit_group(item, operands, {}, {})
+        results = emit_group(item, operands, {}, {}, self.mesh)
         return [self._constrain(x, item.output_layout(j, assignment)) for j, x in enumerate(results)]
 
     def _constrain(self, array: Any, layout: Layout) -> Any:

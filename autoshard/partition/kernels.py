@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,7 +16,8 @@ import jax
 from autoshard.grouping import Group
 from autoshard.layout import Axes, local_shape
 from autoshard.partition.emitter import emit_group
-from autoshard.partition.price import FREE, Cost, Machine
+from autoshard.partition.ledger import Ledger, group_tag
+from autoshard.partition.price import FREE, Cost, Machine, add_costs
 from autoshard.program import Value
 from autoshard.rules import Assignment, LocalView, family
 
@@ -35,7 +37,9 @@ class _Eqn:
     outvars: tuple[Any, ...]
 
 
-def kernel_costs(requests: Sequence[tuple[Group, Assignment]], machine: Machine) -> list[Cost]:
+def kernel_costs(
+    requests: Sequence[tuple[Group, Assignment]], machine: Machine, loop_trips: int = 1
+) -> list[Cost]:
     """Price each group under its assignment as the estimate will price what it emits."""
     costs: list[Cost | None] = []
     traced: list[int] = []
@@ -46,7 +50,7 @@ def kernel_costs(requests: Sequence[tuple[Group, Assignment]], machine: Machine)
             costs.append(None)
         else:
             costs.append(machine.kernel(*written) if written[0] else FREE)
-    for i, cost in zip(traced, _traced([requests[i] for i in traced], machine), strict=True):
+    for i, cost in zip(traced, _traced([requests[i] for i in traced], machine, loop_trips), strict=True):
         costs[i] = cost
     return [c for c in costs if c is not None]
 
@@ -79,7 +83,9 @@ def _written_down(
     return eqns, [env[v] for v in item.outputs]
 
 
-def _traced(requests: Sequence[tuple[Group, Assignment]], machine: Machine) -> list[Cost]:
+def _traced(
+    requests: Sequence[tuple[Group, Assignment]], machine: Machine, loop_trips: int
+) -> list[Cost]:
     if not requests:
         return []
     avals, spans = [], []
@@ -93,18 +99,25 @@ def _traced(requests: Sequence[tuple[Group, Assignment]], machine: Machine) -> l
     def everything(*arrays: Any) -> list[Any]:
         results = []
         for i, ((item, assignment), (a, b)) in enumerate(zip(requests, spans, strict=True)):
-            with jax.named_scope(f"candidate{i}"):
+            with jax.named_scope(f"g{i}.candidate"):
                 results.append(emit_group(item, arrays[a:b], assignment, machine.mesh))
         return results
 
     closed = jax.make_jaxpr(everything, axis_env=[(str(a), n) for a, n in machine.mesh.items()])(*avals)
-    by_candidate: dict[str, list[Any]] = {}
+    by_candidate: dict[int, list[Any]] = {}
     for eqn in closed.jaxpr.eqns:
-        scope = next(p for p in str(eqn.source_info.name_stack).split("/") if p.startswith("candidate"))
-        by_candidate.setdefault(scope, []).append(eqn)
+        tag = group_tag(eqn)
+        assert tag is not None
+        by_candidate.setdefault(tag[0], []).append(eqn)
     costs, at = [], 0
     for i, (item, _) in enumerate(requests):
         outputs = closed.jaxpr.outvars[at : at + len(item.outputs)]
         at += len(item.outputs)
-        costs.append(machine.kernel(by_candidate.get(f"candidate{i}", []), outputs))
+        ledger = Ledger(machine=machine, loop_trips=loop_trips, sources={})
+        ledger.body(SimpleNamespace(eqns=by_candidate.get(i, []), outvars=outputs), 1.0)
+        costs.append(_total(ledger))
     return costs
+
+
+def _total(ledger: Ledger) -> Cost:
+    return add_costs(add_costs([e.cost], e.count) for e in ledger.entries)

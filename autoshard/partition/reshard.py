@@ -163,7 +163,7 @@ class Resharder:
 
     def find(self, shape: tuple[int, ...], dtype: Any, source: Layout, target: Layout) -> Reshard:
         """Return the cheapest steps known from `source` to `target` for an array of global `shape`."""
-        if source == target or (source.dims == target.dims and not source.unreduced):
+        if source == target or (source.dims == target.dims and not source.unreduced + target.unreduced):
             return Reshard((), 0.0)
         key = (shape, dtype, source, target)
         if key not in self._found:

@@ -5,6 +5,7 @@ from autoshard.rules import (  # noqa: F401  (importing a family registers it)
     contraction,
     elementwise,
     indexing,
+    manual,
     opaque,
     random,
     reduction,

@@ -9,9 +9,10 @@ and the partial results summed (scatter-add).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -21,6 +22,8 @@ from autoshard.rules.registry import Family, Kind, LocalView, bind, register
 from autoshard.rules.rule import ShardingRule
 
 _ADDITIVE = frozenset({"scatter-add", "scatter_add"})
+# What holds of global indices need not hold of shifted and masked ones.
+_NO_PROMISES = {"indices_are_sorted": False, "unique_indices": False}
 
 
 def _mode(op: Op) -> lax.GatherScatterMode:
@@ -93,6 +96,8 @@ def _gather_roles(op: Op) -> _Roles:
 
 def _gather_rule(op: Op) -> ShardingRule:
     roles, numbers = _gather_roles(op), op.params["dimension_numbers"]
+    if not _adds_up(op.outputs[0].dtype):
+        roles = replace(roles, whole=roles.whole | roles.split_by_mask, split_by_mask=frozenset())
     sizes = dict(roles.sizes)
     gone = set(numbers.collapsed_slice_dims) | set(numbers.operand_batching_dims)
     windows = iter([i for i in range(len(roles.operand)) if i not in gone])
@@ -114,6 +119,11 @@ def _gather_rule(op: Op) -> ShardingRule:
         sizes=sizes,
         reduce={f: "sum" for f in roles.operand if f in roles.split_by_mask and sizes[f] > 1},
     )
+
+
+def _adds_up(dtype: Any) -> bool:
+    """Tell whether one device's value and zeros from the others sum to the value: not so for flags and keys."""
+    return not (jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jax.dtypes.extended))
 
 
 def _local_indices(
@@ -161,7 +171,12 @@ def _emit_gather(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[A
     slice_sizes = _local_slice_sizes(op, view)["slice_sizes"]
     shifted, held, valid = _local_indices(op, roles, indices, view, op.params["slice_sizes"])
     (picked,) = bind(
-        op, [operand, shifted], slice_sizes=slice_sizes, mode=lax.GatherScatterMode.CLIP, fill_value=None
+        op,
+        [operand, shifted],
+        slice_sizes=slice_sizes,
+        mode=lax.GatherScatterMode.CLIP,
+        fill_value=None,
+        **_NO_PROMISES,
     )
     row_dims = [i for i in range(picked.ndim) if i not in numbers.offset_dims]
     spread = lambda mask: lax.broadcast_in_dim(mask, picked.shape, row_dims)  # noqa: E731
@@ -240,7 +255,9 @@ def _emit_scatter(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[
         shifted, held, valid = _local_indices(op, roles, indices, view, slice_sizes)
         outside = jnp.asarray(np.iinfo(shifted.dtype).max, shifted.dtype)
         shifted = jnp.where((held & valid)[..., None], shifted, outside)
-        return bind(op, [operand, shifted, updates], mode=lax.GatherScatterMode.FILL_OR_DROP)
+        return bind(
+            op, [operand, shifted, updates], mode=lax.GatherScatterMode.FILL_OR_DROP, **_NO_PROMISES
+        )
     return bind(op, [operand, indices, updates])
 
 

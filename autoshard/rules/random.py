@@ -18,6 +18,8 @@ from autoshard.program import Op, shape_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, register
 from autoshard.rules.rule import ShardingRule
 
+_DRAWS = frozenset({"random_bits", "random_split"})
+
 
 def _key_rule(op: Op) -> ShardingRule:
     """Batch dims of keys are parallel; what an op adds behind them is whole."""
@@ -43,6 +45,10 @@ def _key_rule(op: Op) -> ShardingRule:
     )
 
 
+def _is_threefry(dtype: Any) -> bool:
+    return str(dtype) == "key<fry>"
+
+
 def _batch_shape(op: Op) -> tuple[int, ...]:
     """Dims that all keys of the op share."""
     shapes = [
@@ -51,6 +57,8 @@ def _batch_shape(op: Op) -> tuple[int, ...]:
         if jax.dtypes.issubdtype(a.aval.dtype, jax.dtypes.prng_key)
     ]
     batch = min(shapes, key=len)
+    if op.name in _DRAWS and not _is_threefry(op.inputs[0].aval.dtype):
+        return ()  # other generators draw for a batch of keys as a whole: a part of it would draw differently
     if any(shape[: len(batch)] != batch for shape in shapes):
         return ()
     if any(tuple(shape_of(a))[: len(batch)] != batch for a in op.inputs):
@@ -59,15 +67,14 @@ def _batch_shape(op: Op) -> tuple[int, ...]:
 
 
 def _bits_are_split(op: Op, view: LocalView) -> bool:
-    own = view.rule.outputs[0][len(shape_of(op.inputs[0])) :]
-    return any(view.dim_axes(dim) for dim in own)
+    return any(view.axes(f) for dim in view.rule.outputs[0] for f in dim if f[0] == "s")
 
 
 def _emit_bits(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
     (dims,) = view.rule.outputs
     (key,) = operands
     if (
-        str(jax.random.key_impl(key)) == "fry"
+        _is_threefry(key.dtype)
         and jax.config.jax_threefry_partitionable
         and op.params["bit_width"] == 32
     ):

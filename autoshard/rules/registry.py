@@ -39,6 +39,7 @@ class LocalView:
     rule: ShardingRule
     assignment: Assignment
     mesh: MeshShape
+    devices: Any = None  # the device mesh when the arrays are global: XLA's partitioner splits them
 
     def axes(self, factor: str) -> Axes:
         """Mesh axes that split `factor`."""
@@ -132,7 +133,7 @@ def family(op: Op) -> Family:
 
 def bind(op: Op, operands: Sequence[Any], **changes: Any) -> Sequence[Any]:
     """Bind the op's own primitive to local operands, with some parameters changed."""
-    params = dict(op.params) | changes
+    params = op.primitive.get_bind_params(dict(op.params) | changes)
     result = op.primitive.bind(*operands, **params)
     return result if op.primitive.multiple_results else [result]
 

@@ -1,0 +1,229 @@
+"""The ledger of a per-device program: walk its equations, price kernels and collectives, count loop trips.
+
+Equations of one group run as one kernel; the emitter marks them with a name scope, `g12.dot_general`.
+Equations without a mark (a reshard, or a program written by hand) are kernels of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+
+from autoshard.partition.price import COLLECTIVES, FREE, Cost, Machine
+from autoshard.program import itemsize
+
+__all__ = ["Collective", "Entry", "Ledger", "calls", "kernels_of"]
+
+_GROUP = re.compile(r"^g(\d+)\.(.*)$")
+_RESHARD = re.compile(r"^r(\d+)$")
+_CALLS = frozenset(
+    "jit pjit closed_call core_call custom_jvp_call custom_vjp_call remat2 checkpoint shard_map".split()
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One collective of the program, as often as it runs in a step; bytes as XLA would report them.
+
+    `full_bytes` is the tensor of one group (gathered or not yet reduced), `sent_bytes` what a device sends.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    full_bytes: float
+    sent_bytes: float
+    count: float
+    seconds: float
+    dtype: str
+    shape: tuple[int, ...]
+    group: int
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A line of the ledger: a kernel or a collective, its cost for one run and the runs in a step."""
+
+    title: str
+    kind: str
+    cost: Cost
+    count: float
+    group: int = -1
+    source: str = ""
+    axes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in a step."""
+        return self.cost.seconds * self.count
+
+
+def calls(eqn: JaxprEqn) -> Iterator[Any]:
+    """Yield the body of a call."""
+    if eqn.primitive.name in _CALLS:
+        body = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+        yield body.jaxpr if isinstance(body, ClosedJaxpr) else body
+
+
+def group_tag(eqn: JaxprEqn) -> tuple[int, str] | None:
+    """Read the number and title of the group that an equation was emitted for."""
+    for part in reversed(str(eqn.source_info.name_stack).split("/")):
+        match = _GROUP.match(part)
+        if match:
+            return int(match[1]), match[2]
+        if _RESHARD.match(part):
+            return None
+    return None
+
+
+def reshard_tag(eqn: JaxprEqn) -> int:
+    """Read the number of the group that an equation reshards for; -1 if it does not."""
+    for part in reversed(str(eqn.source_info.name_stack).split("/")):
+        match = _RESHARD.match(part)
+        if match:
+            return int(match[1])
+    return -1
+
+
+def kernels_of(jaxpr: Any) -> list[tuple[tuple[int, str] | None, list[JaxprEqn]]]:
+    """Cut a body into kernels in order: (tag, equations); collectives and loops stand alone."""
+    kernels: list[tuple[tuple[int, str] | None, list[JaxprEqn]]] = []
+    for eqn in jaxpr.eqns:
+        tag = group_tag(eqn)
+        alone = eqn.primitive.name in COLLECTIVES or eqn.primitive.name in ("scan", "while", "cond")
+        if tag is not None and not alone and kernels and kernels[-1][0] == tag:
+            kernels[-1][1].append(eqn)
+        else:
+            kernels.append((None if alone else tag, [eqn]))
+    return kernels
+
+
+@dataclass
+class Ledger:
+    """Collects entries; `body` walks a jaxpr body that runs `count` times."""
+
+    machine: Machine
+    loop_trips: int
+    sources: Mapping[int, str]
+
+    def __post_init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.collectives: list[Collective] = []
+        self.notes: list[str] = []
+
+    def body(self, jaxpr: Any, count: float) -> None:
+        used = _last_readers(jaxpr)
+        for tag, eqns in kernels_of(jaxpr):
+            name = eqns[0].primitive.name
+            if name in COLLECTIVES:
+                self._collective(eqns[0], count)
+            elif name == "scan":
+                self.body(eqns[0].params["jaxpr"].jaxpr, count * eqns[0].params["length"])
+            elif name == "while":
+                self._while(eqns[0], count)
+            elif name == "cond":
+                branches = eqns[0].params["branches"]
+                for branch in branches:
+                    self.body(branch.jaxpr, count / len(branches))
+            elif next(calls(eqns[0]), None) is not None and len(eqns) == 1:
+                for inner in calls(eqns[0]):
+                    self.body(inner, count)
+            else:
+                self._kernel(tag, eqns, used, count)
+
+    def _while(self, eqn: JaxprEqn, count: float) -> None:
+        self.notes.append(f"a while loop of unknown length is counted {self.loop_trips} time(s)")
+        self.body(eqn.params["cond_jaxpr"].jaxpr, count * self.loop_trips)
+        self.body(eqn.params["body_jaxpr"].jaxpr, count * self.loop_trips)
+
+    def _collective(self, eqn: JaxprEqn, count: float) -> None:
+        cost = self.machine.eqn_collective(eqn)
+        if not cost.seconds:
+            return
+        kind = COLLECTIVES[eqn.primitive.name]
+        axes = eqn.params.get("axes") or eqn.params.get("axis_name")
+        names = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+        number = reshard_tag(eqn)
+        source = self.sources.get(number, "")
+        self.entries.append(
+            Entry(
+                title=kind, kind="collective", cost=cost, count=count, group=number, source=source, axes=names
+            )
+        )
+        for a, b in zip(eqn.invars, eqn.outvars, strict=True):
+            sizes = [_size(a), _size(b)]
+            self.collectives.append(
+                Collective(
+                    kind=kind,
+                    axes=names,
+                    full_bytes=max(sizes),
+                    sent_bytes=cost.ici_bytes,
+                    count=count,
+                    seconds=cost.seconds,
+                    dtype=str(b.aval.dtype),
+                    shape=tuple(b.aval.shape),
+                    group=number,
+                    source=source,
+                )
+            )
+
+    def _kernel(
+        self,
+        tag: tuple[int, str] | None,
+        eqns: list[JaxprEqn],
+        used: Callable[[Iterable[JaxprEqn]], list[Any]],
+        count: float,
+    ) -> None:
+        if tag is None and all(not v.aval.shape for e in eqns for v in e.outvars):
+            return  # addresses of a reshard: the scalar unit's work
+        cost = self.kernel_cost(tag, eqns, used(eqns))
+        if cost is FREE:
+            return
+        title = tag[1] if tag else eqns[-1].primitive.name
+        number = tag[0] if tag else reshard_tag(eqns[0])
+        kind = "kernel" if tag else "reshard"
+        self.entries.append(
+            Entry(
+                title=title,
+                kind=kind,
+                cost=cost,
+                count=count,
+                group=number,
+                source=self.sources.get(number, ""),
+            )
+        )
+
+    def kernel_cost(self, tag: tuple[int, str] | None, eqns: list[JaxprEqn], outputs: list[Any]) -> Cost:
+        eqn = eqns[0]
+        if tag is None and eqn.primitive.name == "dynamic_slice" and reshard_tag(eqn) >= 0:
+            return self.machine.slice_cost(eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
+        return self.machine.kernel(eqns, outputs)
+
+
+def _size(var: Any) -> float:
+    size = itemsize(var.aval.dtype)
+    for n in var.aval.shape:
+        size *= n
+    return size
+
+
+def _last_readers(jaxpr: Any) -> Callable[[Iterable[JaxprEqn]], list[Any]]:
+    """Return a function that lists what some equations make and others read."""
+    readers: dict[Any, set[int]] = {}
+    for eqn in jaxpr.eqns:
+        for var in eqn.invars:
+            if not isinstance(var, Literal):
+                readers.setdefault(var, set()).add(id(eqn))
+    final = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+
+    def crossing(eqns: Iterable[JaxprEqn]) -> list[Any]:
+        inside = {id(e) for e in eqns}
+        return [v for e in eqns for v in e.outvars if v in final or readers.get(v, set()) - inside]
+
+    return crossing
+
+
