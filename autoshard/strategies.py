@@ -33,7 +33,7 @@ from autoshard.strategies_memory import Tensor, buffers
 __all__ = ["Model", "build_model"]
 
 # Rounds of colour refinement: nodes whose surroundings agree this far are tied.
-TIE_ROUNDS = 12
+TIE_ROUNDS = 4
 TIE_COPIES = 3
 
 
@@ -221,7 +221,9 @@ class _Builder:
 
     # Nodes ----------------------------------------------------------------------------------------
 
-    def value_node(self, value: Value, weight: float, name: str, *, whole_lead: bool = False) -> int:
+    def value_node(
+        self, value: Value, weight: float, kind: str, name: str, *, whole_lead: bool = False
+    ) -> int:
         options = list(self.pinned.get(value, ())) or layouts(value.shape, self.machine.mesh)
         if whole_lead:
             options = [x for x in options if not x.dims[0]]
@@ -232,7 +234,7 @@ class _Builder:
             strategies=options,
             costs=np.zeros(len(options)),
             value=value,
-            signature=("value", name.split("[")[0], value.shape, str(value.dtype), tuple(options)),
+            signature=("value", kind, value.shape, str(value.dtype), weight, tuple(options)),
         )
         self.nodes.append(node)
         self.origin[value] = _Origin(node=len(self.nodes) - 1, layouts=options)
@@ -288,9 +290,9 @@ class _Builder:
 
     def program(self) -> None:
         for i, value in enumerate(self.block.inputs):
-            self.value_node(value, 1.0, f"input {i}[{value.name}]")
+            self.value_node(value, 1.0, f"input {self.donated[i]}", f"input {value.name}")
         for value, _ in self.block.consts:
-            self.value_node(value, 1.0, f"{value.name}[]")
+            self.value_node(value, 1.0, "constant", value.name)
         self.walk(self.block, 1.0)
         end = len(self.numbers)
         for j, atom in enumerate(self.block.outputs):
@@ -335,7 +337,7 @@ class _Builder:
                     if isinstance(atom, Value):
                         self.origin[value] = self.origin[atom]
                     else:
-                        self.value_node(value, weight, f"g{self.numbers[item]}.literal")
+                        self.value_node(value, weight, "literal", f"g{self.numbers[item]}.literal")
             elif item.kind is Kind.CONTROL:
                 self.control(item, weight)
             else:
@@ -352,15 +354,14 @@ class _Builder:
                     index = self._fixed_node(atom, f"g{number}.index")
                     self.read(atom, index, want, weight, item)
                 continue
-            index = self.value_node(inner, weight, f"g{number}.{op.name} operand[{i}]")
+            index = self.value_node(inner, weight, "operand", f"g{number}.{op.name} operand {i}")
             want = [Layout(((),) * lead + x.dims) for x in self.nodes[index].strategies]
             self.read(atom, index, want, weight, item)
         yields = {value for _, _, value, lead in boundary.yields if lead}
         for j, value in enumerate(boundary.results):
             if value in op.outputs:
-                self.value_node(
-                    value, weight, f"g{number}.{op.name} result[{j}]", whole_lead=value in yields
-                )
+                name = f"g{number}.{op.name} result {j}"
+                self.value_node(value, weight, "result", name, whole_lead=value in yields)
         for value, decider in boundary.same.items():
             self.origin[value] = self.origin[decider]
         trips = {"scan": op.params.get("length", 1), "while": self.loop_trips}.get(
