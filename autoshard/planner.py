@@ -27,7 +27,14 @@ _ROWS = 64
 _ROUNDS = 8
 # Plans within this share of each other's cost count as equal, and the one with the smaller arguments wins.
 _TIE = 1e-5
-_UNFINISHED = (search.Status.TIME_LIMIT, search.Status.INTERRUPTED)
+_INTERRUPTED = "the search was interrupted: this is the best plan so far, within its gap"
+_UNFINISHED = {
+    search.Status.TIME_LIMIT: ("the search ran out of time: this is the best plan so far, within its gap",),
+    search.Status.INTERRUPTED: (_INTERRUPTED,),
+}
+# Share of the HBM that is left free by default: the predicted peak is that uncertain, and a compiler that
+# runs short recomputes silently.
+HEADROOM = 0.05
 
 Progress = Callable[[str], None]
 
@@ -56,7 +63,7 @@ def suggest(
       annotations: specs that the plan must keep, by pytree path: `"[0]['embed']"` for an input,
         `"out[0]['embed']"` for an output. A dim may be `PartitionSpec.UNCONSTRAINED`.
       donate_argnums: arguments whose memory the results may take.
-      memory_limit_bytes: HBM of one device that the plan may use; by default all that a program can.
+      memory_limit_bytes: HBM of one device that the plan may use; by default 95 % of what a program can.
       time_limit_seconds: of the search, over all meshes; then the best plan so far is returned with its gap.
       gap: relative distance to the proven bound at which the search may stop.
       loop_trips: how often a `while` loop of unknown length runs.
@@ -80,26 +87,40 @@ def suggest(
     source = Source.of(fn, args, donate_argnums)
     deadline = time.monotonic() + time_limit_seconds
     best: Plan | None = None
-    notes: list[str] = []
+    untried: list[str] = []
+    stopped = ""
     for i, (where, candidate) in enumerate(meshes(slice_)):
         left = deadline - time.monotonic()
-        if best is not None and left <= 0:
-            notes.append(f"the time limit was reached before mesh {dict(candidate)} was tried")
+        if best is not None and (stopped or left <= 0):
+            stopped = stopped or "the time limit was reached"
+            untried.append(str(candidate))
             continue
         if progress is not None:
-            progress(f"mesh {i + 1}: {dict(candidate)}")
-        plan = _search(
-            Session.of(source, where, candidate, loop_trips),
-            annotations or {},
-            limit=memory_limit_bytes,
-            seconds=max(left, 1.0),
-            gap=gap,
-            progress=progress,
-        )
+            progress(f"mesh {i + 1}: {candidate}")
+        try:
+            plan = _search(
+                Session.of(source, where, candidate, loop_trips),
+                annotations or {},
+                limit=memory_limit_bytes,
+                seconds=max(left, 1.0),
+                gap=gap,
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            stopped = "interrupted"
+            untried.append(str(candidate))
+            continue
+        if _INTERRUPTED in plan.notes:
+            stopped = "interrupted"
         if best is None or _better(plan, best):
             best = plan
     assert best is not None
-    return best.replace(notes=(*best.notes, *notes)) if notes else best
+    if untried:
+        note = f"{stopped} before these meshes were tried: {', '.join(untried)}"
+        best = best.replace(notes=(*best.notes, note))
+    return best
 
 
 def evaluate(
@@ -186,7 +207,7 @@ def _search(
     start = time.perf_counter()
     model, notes = model_of(session, annotations)
     stated = time.perf_counter()
-    capacity = limit or float(session.machine.chip.hbm_capacity_bytes)
+    capacity = limit or usable_bytes(session)
     found = _solve_within(session, model, capacity, seconds, gap, progress)
     solved = time.perf_counter()
     decisions, estimated, solution, bound = found
@@ -194,13 +215,18 @@ def _search(
         "suggested",
         decisions,
         estimate=estimated,
-        gap=search_gap(estimated.serial_seconds, bound),
+        gap=search_gap(estimated.serial_seconds, bound) if estimated.peak_bytes <= capacity else None,
         lower_bound_seconds=bound,
         memory_limit_bytes=capacity,
-        notes=[*notes, *([solution.reason] if solution.status in _UNFINISHED else [])],
+        notes=[*notes, *_UNFINISHED.get(solution.status, ())],
         timings={"strategies": stated - start, "search and estimate": solved - stated},
     )
     return _with_fit_notes(plan, session.source)
+
+
+def usable_bytes(session: Session) -> float:
+    """HBM of one device that a plan may use by default."""
+    return (1 - HEADROOM) * session.machine.chip.hbm_capacity_bytes
 
 
 def search_gap(seconds: float, bound: float) -> float:
