@@ -270,6 +270,14 @@ def _solve_within(
     problem = model.problem
     solution = search.solve(problem, time_limit_seconds=seconds, gap=gap, progress=report)
     bound = solution.lower_bound
+    floor = model.floor()
+    if floor.max() > capacity:  # nothing can fit: find what needs least, to say what is in the way
+        worst = [int(m) for m in np.argsort(-floor, kind="stable")[:_ROWS]]
+        scale = capacity / max(solution.objective, 1e-12)
+        left = max(1.0, deadline - time.monotonic())
+        small = search.solve(model.smallest_at(worst, scale), time_limit_seconds=left, gap=gap)
+        decisions = model.decisions(small.choice)
+        return decisions, session.estimate(decisions), small, bound
     limit, rows = capacity, set[int]()
     best: tuple[Decisions, Any, search.Solution] | None = None
     for _ in range(_ROUNDS):

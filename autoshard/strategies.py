@@ -116,6 +116,28 @@ class Model:
             change[end + 1] -= size
         return np.cumsum(change)[: self.moments + 1]
 
+    def floor(self) -> np.ndarray:
+        """Bytes at every moment that no choice goes below: each tensor at its smallest, copies left out."""
+        change = np.zeros(self.moments + 2)
+        for tensor in self.tensors:
+            change[tensor.start] += tensor.bytes.min()
+            change[tensor.end + 1] -= tensor.bytes.min()
+        return np.cumsum(change)[: self.moments + 1]
+
+    def smallest_at(self, moments: Sequence[int], scale: float) -> search.Problem:
+        """Return the problem of using the fewest bytes at some moments; time decides only between equals."""
+        costs = [np.where(np.isfinite(c), 1e-6 * scale * c, math.inf) for c in self.problem.costs]
+        for tensor in self.tensors:
+            count = sum(tensor.start <= m <= tensor.end for m in moments)
+            if count:
+                costs[self.class_of[tensor.node]] += count * tensor.bytes
+        edge_costs = [np.where(np.isfinite(c), 1e-6 * scale * c, math.inf) for c in self.problem.edge_costs]
+        for edge, table, start, end in self.edge_tensors:
+            count = sum(start <= m <= end for m in moments)
+            if count:
+                edge_costs[edge] = edge_costs[edge] + count * table
+        return dataclasses.replace(self.problem, costs=tuple(costs), edge_costs=tuple(edge_costs))
+
     def with_memory(self, limit: float, moments: Sequence[int]) -> search.Problem:
         """Return the problem with a memory row for each of some moments."""
         when = np.asarray(sorted(moments))
