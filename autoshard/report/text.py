@@ -6,32 +6,26 @@
 
 from __future__ import annotations
 
-import io
 import re
-import shutil
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autoshard.layout import Axes, Layout, local_shape
 from autoshard.program import value_bytes
+from autoshard.report.page import bar, fact_list, grid, plain, section
 from autoshard.report.paths import collapse, keys_of
 from autoshard.report.tables import lines
 
 if TYPE_CHECKING:
     from autoshard.plan import Leaf, Plan
 
-__all__ = ["plan_text", "plan_view", "plain"]
+__all__ = ["plan_text", "plan_view", "spec_text"]
 
-_BAR_WIDTH = 24
 _ROWS = 8
 _ARRAY_ROWS = 40
-_WIDTH = 100
 _PATH_WIDTH = 30
 _SHAPE_WIDTH = 22
 _NAMES = {"compute": "compute-bound kernels", "hbm": "HBM-bound kernels"}
@@ -57,42 +51,23 @@ def plan_text(
     return plain(plan_view(plan, full=full, timings=timings, model_flops=model_flops))
 
 
-def plain(view: RenderableType) -> str:
-    """Render without colours; the same view gives the same text on every terminal of the same width."""
-    width = _WIDTH
-    if sys.stdout.isatty():
-        width = min(max(shutil.get_terminal_size((_WIDTH, 24)).columns, 80), 140)
-    sink = io.StringIO()
-    console = Console(
-        file=sink,
-        width=width,
-        color_system=None,
-        force_terminal=False,
-        force_jupyter=False,
-        legacy_windows=False,
-        _environ={},
-    )
-    console.print(view)
-    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines())
-
-
 def plan_view(
     plan: Plan, *, full: bool = False, timings: bool = False, model_flops: float | None = None
 ) -> RenderableType:
     """Return the plan as a `rich` renderable; arguments as for `plan_text`."""
     parts: list[RenderableType] = [
         _header(plan, model_flops),
-        *_section("Step time", _step_table(plan)),
-        *_section("Where the time goes, by source line", _source_table(plan, full)),
-        *_section(f"HBM of a device at its peak, in {_peak_place(plan)}", _memory_table(plan)),
-        *_section("Largest buffers then", _buffer_table(plan, full)),
-        *_section("Arguments", _array_table(plan, "input", full)),
+        *section("Step time", _step_table(plan)),
+        *section("Where the time goes, by source line", _source_table(plan, full)),
+        *section(f"HBM of a device at its peak, in {_peak_place(plan)}", _memory_table(plan)),
+        *section("Largest buffers then", _buffer_table(plan, full)),
+        *section("Arguments", _array_table(plan, "input", full)),
         *_outputs(plan, full),
         Text(),
-        _facts([("coverage", _sentence(plan.coverage)), *(("note", Text(n)) for n in plan.notes)]),
+        fact_list([("coverage", _sentence(plan.coverage)), *(("note", Text(n)) for n in plan.notes)]),
     ]
     if timings and plan.timings:
-        parts += _section("Time to plan", _timing_table(plan))
+        parts += section("Time to plan", _timing_table(plan))
     return Group(*parts)
 
 
@@ -120,7 +95,7 @@ def _header(plan: Plan, model_flops: float | None) -> RenderableType:
         ("memory", _memory_verdict(plan)),
         ("search", Text(_search_verdict(plan))),
     ]
-    return Group(Text(f"Plan: {plan.name}", style="bold"), _facts(facts))
+    return Group(Text(f"Plan: {plan.name}", style="bold"), fact_list(facts))
 
 
 def _memory_verdict(plan: Plan) -> Text:
@@ -164,7 +139,7 @@ def _step_table(plan: Plan) -> RenderableType:
     parts = {key: seconds for key, seconds in plan.estimate.breakdown().items() if seconds}
     order = sorted(parts, key=lambda key: (key in runs, -parts[key]))
     total = plan.estimate.serial_seconds or 1.0
-    table = _table(("", "l"), ("mesh axes", "l"), ("runs", "r"), ("MiB sent", "r"), *_TIME)
+    table = grid(("", "l"), ("mesh axes", "l"), ("runs", "r"), ("MiB sent", "r"), *_TIME)
     for key in order:
         kind, _, axes = key.partition(" ")
         table.add_row(
@@ -188,7 +163,7 @@ def _source_table(plan: Plan, full: bool) -> RenderableType:
     seconds = {source: sum(x.seconds for x in members) for source, members in found.items()}
     order = sorted(found, key=lambda source: -seconds[source])
     total = plan.estimate.serial_seconds or 1.0
-    table = _table(("", "l"), ("compute", "r"), ("HBM", "r"), ("ICI", "r"), *_TIME)
+    table = grid(("", "l"), ("compute", "r"), ("HBM", "r"), ("ICI", "r"), *_TIME)
     shown = order if full else order[:_ROWS]
     for source in shown:
         by = {bound: sum(x.seconds for x in found[source] if x.bound == bound) for bound in _BOUNDS}
@@ -214,18 +189,18 @@ _BOUNDS = ("compute", "hbm", "ici")
 
 
 def _time_cells(seconds: float, total: float) -> tuple[Text, Text, Text]:
-    return Text(_ms(seconds, total)), Text(f"{100 * seconds / total:.1f} %"), _bar(seconds / total)
+    return Text(_ms(seconds, total)), Text(f"{100 * seconds / total:.1f} %"), bar(seconds / total)
 
 
 def _timing_table(plan: Plan) -> RenderableType:
     total = sum(plan.timings.values()) or 1.0
-    table = _table(("", "l"), ("s", "r"), ("share", "r"), ("", "l"))
+    table = grid(("", "l"), ("s", "r"), ("share", "r"), ("", "l"))
     for stage, seconds in (*plan.timings.items(), ("total", total)):
         table.add_row(
             Text(stage),
             Text(f"{seconds:.2f}"),
             Text(f"{100 * seconds / total:.0f} %"),
-            _bar(seconds / total) if stage != "total" else Text(),
+            bar(seconds / total) if stage != "total" else Text(),
         )
     return table
 
@@ -243,10 +218,10 @@ def _peak_place(plan: Plan) -> str:
 def _memory_table(plan: Plan) -> RenderableType:
     limit = plan.memory_limit_bytes
     parts = plan.estimate.peak.by_category()
-    table = _table(("", "l"), ("GiB", "r"), ("of limit", "r"), ("", "l"))
+    table = grid(("", "l"), ("GiB", "r"), ("of limit", "r"), ("", "l"))
     for category, size in sorted(parts.items(), key=lambda item: -item[1]):
         table.add_row(
-            Text(category), Text(_gib(size)), Text(f"{100 * size / limit:.1f} %"), _bar(size / limit)
+            Text(category), Text(_gib(size)), Text(f"{100 * size / limit:.1f} %"), bar(size / limit)
         )
     free = limit - plan.estimate.peak_bytes
     table.add_row(
@@ -264,7 +239,7 @@ def _buffer_table(plan: Plan, full: bool) -> RenderableType:
         array = f"{_dtype(buffer.dtype)}[{','.join(map(str, buffer.shape))}]"
         merged.setdefault((buffer.name, array, buffer.category), []).append(buffer.bytes)
     order = sorted(merged, key=lambda key: -sum(merged[key]))
-    table = _table(("", "l"), ("category", "l"), ("array on a device", "l"), ("MiB", "r"))
+    table = grid(("", "l"), ("category", "l"), ("array on a device", "l"), ("MiB", "r"))
     shown = order if full else order[:_ROWS]
     for name, array, category in shown:
         sizes = merged[(name, array, category)]
@@ -294,7 +269,7 @@ def _array_table(plan: Plan, what: str, full: bool, members: Sequence[int] | Non
         found = collapse([leaves[i].path for i in chosen], labels)
         groups = [(pattern, [chosen[j] for j in inside]) for pattern, inside in found]
     sizes = [sum(_device_bytes(plan, leaves[i], layouts[i]) for i in inside) for _, inside in groups]
-    table = _table(("", "whole"), ("n", "r"), ("array", "l"), ("spec", "l"), ("MiB", "r"))
+    table = grid(("", "whole"), ("n", "r"), ("array", "l"), ("spec", "l"), ("MiB", "r"))
     shown = list(range(len(groups)))
     if not full and len(groups) > _ARRAY_ROWS:
         shown = sorted(sorted(shown, key=lambda g: -sizes[g])[:_ARRAY_ROWS])
@@ -342,7 +317,7 @@ def _path_cell(pattern: str, what: str) -> Text:
 def _outputs(plan: Plan, full: bool) -> list[RenderableType]:
     """Outputs, less those that are laid out as the input that has their path and shape: state."""
     if full:
-        return _section("Results", _array_table(plan, "output", full))
+        return section("Results", _array_table(plan, "output", full))
     inputs = {
         leaf.path: (leaf.shape, leaf.dtype, layout)
         for leaf, layout in zip(plan.inputs, plan.input_layouts, strict=True)
@@ -355,7 +330,7 @@ def _outputs(plan: Plan, full: bool) -> list[RenderableType]:
     alike = len(plan.outputs) - len(others)
     parts: list[RenderableType] = []
     if others:
-        parts += _section("Results", _array_table(plan, "output", full, others))
+        parts += section("Results", _array_table(plan, "output", full, others))
     if alike:
         rest = "all" if not others else "the other"
         parts += [Text()] if not others else []
@@ -419,48 +394,6 @@ def _entry(axes: Axes) -> str:
 
 def _dtype(name: str) -> str:
     return re.sub(r"^(b?)(?:float|int)(\d)", lambda m: f"{m[1]}{'i' if 'int' in m[0] else 'f'}{m[2]}", name)
-
-
-# Layout of the page ------------------------------------------------------------------------------------
-
-
-def _section(title: str, body: RenderableType) -> list[RenderableType]:
-    return [Text(), Text(title, style="bold"), Padding(body, (0, 0, 0, 2))]
-
-
-def _facts(facts: Iterable[tuple[str, Text]]) -> RenderableType:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    for name, fact in facts:
-        grid.add_row(Text(name), fact)
-    return Padding(grid, (0, 0, 0, 2))
-
-
-def _table(*columns: tuple[str, str]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
-    for title, side in columns:
-        table.add_column(
-            Text(title), justify="right" if side == "r" else "left", overflow="fold", no_wrap=side != "l"
-        )
-    return table
-
-
-def _bar(share: float) -> Text:
-    """Draw a share of the full width in eighths of a character; in ASCII where the terminal has no blocks."""
-    eighths = round(8 * _BAR_WIDTH * min(max(share, 0.0), 1.0))
-    whole, part = divmod(eighths, 8)
-    if not _has_blocks():
-        return Text("#" * whole)
-    return Text("█" * whole + (" ▏▎▍▌▋▊▉"[part] if part else ""), style="blue")
-
-
-def _has_blocks() -> bool:
-    try:
-        "█▏".encode(sys.stdout.encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def _place(source: str) -> str:

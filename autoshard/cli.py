@@ -1,0 +1,433 @@
+"""The command line: `autoshard suggest | show | compare | validate | topologies`.
+
+Results go to standard output, as text or with `--json` for machines; progress and errors to standard error,
+progress on a terminal only. Exit codes: 0 done; 1 the plan does not fit, or the validation failed; 2 the
+input cannot be used; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+import autoshard
+import cost_models as cm
+from autoshard import cli_input
+from autoshard.apply import matching_source
+from autoshard.cli_input import InputError
+from autoshard.errors import AutoshardError, PlanMismatchError, TraceError
+from autoshard.plan import Plan
+from autoshard.report.comparison import comparison_view
+from autoshard.report.page import plain
+from autoshard.report.tables import summary
+from autoshard.report.text import plan_view
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["main"]
+
+_BAD_INPUT = (AutoshardError, cm.TopologyError, cm.MeshError, cm.UnknownChipError)
+_PROGRAM_HELP = """\
+FILE.py:factory names a function without arguments in a Python file (or package.module:factory) that returns
+(fn, args), or (fn, args, donate_argnums): the function to shard, a tuple of its arguments (arrays or
+jax.ShapeDtypeStruct, in any pytrees), and the positions of those whose memory the results may take."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="autoshard")
+def main() -> None:
+    r"""Plan, price, check and compare the sharding of an unannotated JAX function on a TPU slice.
+
+    \b
+    autoshard suggest train.py:step --topology v3:4x4 --mesh data=8,model=4 --out plan.json
+    autoshard show plan.json
+    autoshard compare train.py:step --plan plan.json
+    autoshard validate train.py:step plan.json --level compile
+
+    Exit codes: 0 done; 1 the plan does not fit, or the validation failed; 2 the input cannot be used;
+    130 interrupted.
+    """
+
+
+# Options that several commands take --------------------------------------------------------------------
+
+Command = Callable[..., Any]
+
+
+def _reported(command: Command) -> Command:
+    """Turn bad input into a message and exit code 2, and an interrupt into 130; both without traceback."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except KeyboardInterrupt:
+            _say("interrupted")
+            raise SystemExit(130) from None
+        except TraceError as error:
+            cause = error.__cause__
+            frames = cli_input.users_frames(cause) if cause is not None else []
+            _fail("\n".join([str(error), *(["It failed at:", *frames] if frames else [])]))
+        except _BAD_INPUT as error:
+            _fail(str(error))
+
+    return run
+
+
+_program = click.argument("program", metavar="FILE.py:factory")
+_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON on standard output, and nothing else."
+)
+_flops = click.option(
+    "--model-flops", type=float, help="Flops of a step on all devices, nothing recomputed; gives the MFU."
+)
+_donate = click.option(
+    "--donate",
+    metavar="0,1",
+    help="Positions of the arguments whose memory the results may take; instead of the factory's.",
+)
+_limit = click.option(
+    "--memory-limit-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    help="HBM of a device that the plan may use; by default all that a program can.",
+)
+_full = click.option("--full", is_flag=True, help="List every array, buffer and source line.")
+_timings = click.option("--timings", is_flag=True, help="Show how long each stage of planning took.")
+
+
+# Commands ----------------------------------------------------------------------------------------------
+
+
+@main.command(help=f"Find the fastest sharding that fits a slice.\n\n{_PROGRAM_HELP}")
+@_program
+@click.option(
+    "--topology", required=True, help='Slice, as "v3:4x4"; with --mesh also a bare "v3". See: topologies.'
+)
+@click.option("--mesh", "mesh_text", metavar="data=8,model=4", help="Mesh axes; searched if left out.")
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the plan to this file.")
+@click.option(
+    "--annotate",
+    multiple=True,
+    metavar="PATH=SPEC",
+    help="A spec to keep, such as \"[0]['embed']=data,None\": a mesh axis, axes as (data,model), None (whole)"
+    " or ? (open) per dim. Results are out[0]... May be repeated.",
+)
+@_donate
+@_limit
+@click.option("--time-limit", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds.")
+@_flops
+@_full
+@_timings
+@_json
+@_reported
+def suggest(
+    program: str,
+    topology: str,
+    mesh_text: str | None,
+    out: str | None,
+    annotate: Sequence[str],
+    donate: str | None,
+    memory_limit_gib: float | None,
+    time_limit: float,
+    model_flops: float | None,
+    full: bool,
+    timings: bool,
+    as_json: bool,
+) -> None:
+    _require_folder(out)
+    mesh, given = cli_input.read_mesh(mesh_text), cli_input.read_annotations(annotate)
+    loaded = cli_input.read_program(program)
+    with _interruptible("planning") as (progress, interrupts):
+        plan = autoshard.suggest(
+            loaded.fn,
+            *loaded.args,
+            topology=topology,
+            mesh=mesh,
+            annotations=given,
+            donate_argnums=_donated(loaded, donate),
+            memory_limit_bytes=None if memory_limit_gib is None else memory_limit_gib * 2**30,
+            time_limit_seconds=time_limit,
+            progress=progress,
+        )
+    if out is not None:
+        _write(out, plan.to_json())
+    if as_json:
+        _print_json(summary(plan, model_flops=model_flops))
+    else:
+        _print_plan(plan, full=full, timings=timings, model_flops=model_flops)
+        if out is not None and sys.stderr.isatty():
+            _say(f"written to {out}")
+    if interrupts:
+        _say("interrupted: the plan is the best one so far")
+        raise SystemExit(130)
+    if not plan.fits:
+        raise SystemExit(1)
+
+
+@main.command()
+@click.argument("plan_path", metavar="PLAN.json")
+@_flops
+@_full
+@_timings
+@_json
+@_reported
+def show(plan_path: str, model_flops: float | None, full: bool, timings: bool, as_json: bool) -> None:
+    """Print a plan that `suggest --out` wrote."""
+    plan = cli_input.read_plan(plan_path)
+    if as_json:
+        _print_json(summary(plan, model_flops=model_flops))
+    else:
+        _print_plan(plan, full=full, timings=timings, model_flops=model_flops)
+
+
+@main.command(
+    help="Compare plans with the known ways to shard the same program.\n\n"
+    "Without --plan, a suggested plan is made and compared. Slice and mesh are by default those of the first"
+    f" --plan.\n\n{_PROGRAM_HELP}"
+)
+@_program
+@click.option("--topology", help="Slice, as v3:4x4.")
+@click.option("--mesh", "mesh_text", metavar="data=8,model=4", help="Mesh axes.")
+@click.option(
+    "--baselines",
+    "names",
+    default="all",
+    show_default=True,
+    metavar="all|none|NAME,...",
+    help="Known plans to compare with.",
+)
+@click.option("--plan", "plan_paths", multiple=True, metavar="PLAN.json", help="May be repeated.")
+@_donate
+@_limit
+@_flops
+@_json
+@_reported
+def compare(
+    program: str,
+    topology: str | None,
+    mesh_text: str | None,
+    names: str,
+    plan_paths: Sequence[str],
+    donate: str | None,
+    memory_limit_gib: float | None,
+    model_flops: float | None,
+    as_json: bool,
+) -> None:
+    from autoshard.baselines import baselines
+    from autoshard.compare import compare as table_of
+
+    plans = [cli_input.read_plan(path) for path in plan_paths]
+    mesh = cli_input.read_mesh(mesh_text)
+    if plans:
+        topology, mesh = topology or plans[0].topology, mesh or dict(plans[0].mesh)
+    if topology is None or mesh is None:
+        raise InputError("compare needs a slice and a mesh. Give --topology and --mesh, or a --plan.")
+    loaded = cli_input.read_program(program)
+    for path, plan in zip(plan_paths, plans, strict=True):
+        _require_match(path, plan, loaded)
+    options: dict[str, Any] = {
+        "topology": topology,
+        "mesh": mesh,
+        "donate_argnums": _donated(loaded, donate),
+        "memory_limit_bytes": None if memory_limit_gib is None else memory_limit_gib * 2**30,
+    }
+    left_out: Mapping[str, str] = {}
+    with _interruptible("planning") as (progress, _):
+        if not plans:
+            plans.append(autoshard.suggest(loaded.fn, *loaded.args, **options, progress=progress))
+        if names != "none":
+            wanted = None if names == "all" else [name.strip() for name in names.split(",")]
+            progress("baselines")
+            known = baselines(loaded.fn, *loaded.args, **options, names=wanted)
+            plans += known.values()
+            left_out = getattr(known, "left_out", {})
+    table = table_of(plans, model_flops=model_flops)
+    if as_json:
+        _print_json({"plans": _records(table), "left_out": dict(left_out)})
+    else:
+        _print_view(comparison_view(table))
+        for name, why in left_out.items():
+            click.echo(f"left out: {name}: {why}")
+
+
+@main.command(help=f"Check what a plan predicts, by running or compiling the program.\n\n{_PROGRAM_HELP}")
+@_program
+@click.argument("plan_path", metavar="PLAN.json")
+@click.option(
+    "--level",
+    type=click.Choice(["numerics", "compile", "profile"]),
+    default="compile",
+    show_default=True,
+    help="numerics: run on virtual CPU devices and compare the values. compile: compile for the CPU and for"
+    " the TPU, which needs no TPU. profile: run on the devices present and compare the times.",
+)
+@_json
+@_reported
+def validate(program: str, plan_path: str, level: str, as_json: bool) -> None:
+    from autoshard.validate import ArtifactError, ProfileError, WorkerError
+
+    plan = cli_input.read_plan(plan_path)
+    loaded = cli_input.read_program(program)
+    _require_match(plan_path, plan, loaded)
+    try:
+        with _interruptible(f"validating: {level}"):
+            report: Any = plan.validate(loaded.fn, *loaded.args, level=level)
+    except (ArtifactError, ProfileError, WorkerError) as error:
+        _fail(f"The plan could not be validated at the level {level!r}: {error}")
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        click.echo(str(report))
+    if not report.ok:
+        raise SystemExit(1)
+
+
+@main.command()
+@_json
+@_reported
+def topologies(as_json: bool) -> None:
+    """List the slices that can be planned for, by generation."""
+    found = {chip.name: [str(slice_) for slice_ in cm.slices(chip.name)] for chip in cm.chips()}
+    if as_json:
+        _print_json(
+            {
+                chip.name: {
+                    "devices_per_chip": chip.devices_per_chip,
+                    "hbm_bytes_per_device": chip.hbm_capacity_bytes,
+                    "matmul_flops_per_second_per_device": chip.matmul_flops_per_second,
+                    "slices": found[chip.name],
+                }
+                for chip in cm.chips()
+            }
+        )
+        return
+    for chip in cm.chips():
+        per_chip = f"{chip.devices_per_chip} device{'s' if chip.devices_per_chip > 1 else ''} per chip"
+        click.echo(
+            f"{chip.name}: {per_chip}, each {chip.hbm_capacity_bytes / 2**30:.1f} GiB usable HBM and"
+            f" {chip.matmul_flops_per_second / 1e12:.0f} TFLOP/s (bf16)"
+        )
+        click.echo(click.wrap_text("  ".join(found[chip.name]), 100, "    ", "    "))
+
+
+# Checks ------------------------------------------------------------------------------------------------
+
+
+def _donated(loaded: cli_input.Program, given: str | None) -> tuple[int, ...]:
+    """Return the arguments to donate: the option's, else the factory's."""
+    numbers = cli_input.read_integers(given, "--donate")
+    source = "the factory" if numbers is None else "--donate"
+    numbers = loaded.donate_argnums if numbers is None else numbers
+    count = len(loaded.args)
+    wrong = [i for i in numbers if not -count <= i < count]
+    if wrong:
+        raise InputError(
+            f"{source} donates argument {', '.join(map(str, wrong))}, and the function takes {count}."
+            f" Give positions from 0 to {count - 1}."
+        )
+    return numbers
+
+
+def _require_match(path: str, plan: Plan, loaded: cli_input.Program) -> None:
+    try:
+        matching_source(plan, loaded.fn, loaded.args)
+    except PlanMismatchError as error:
+        raise PlanMismatchError(f"{path}: {error}") from error
+
+
+def _require_folder(out: str | None) -> None:
+    if out is not None and not Path(out).absolute().parent.is_dir():
+        raise InputError(f"--out {out}: there is no folder {Path(out).absolute().parent}. Make it first.")
+
+
+# Output ------------------------------------------------------------------------------------------------
+
+
+def _print_plan(plan: Plan, *, full: bool, timings: bool, model_flops: float | None) -> None:
+    _print_view(plan_view(plan, full=full, timings=timings, model_flops=model_flops))
+
+
+def _print_view(view: RenderableType) -> None:
+    """Print in colour on a terminal, as plain text elsewhere."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    if console.is_terminal:
+        console.print(view)
+    else:
+        click.echo(plain(view))
+
+
+def _print_json(content: Any) -> None:
+    click.echo(json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def _records(table: pd.DataFrame) -> Any:
+    """Rows of a table as JSON values, a named index among them."""
+    whole = table.reset_index() if table.index.name is not None else table
+    return json.loads(whole.to_json(orient="records", double_precision=15))
+
+
+def _write(out: str, text: str) -> None:
+    """Write a file whole or not at all."""
+    draft = f"{out}.part"
+    try:
+        Path(draft).write_text(text, encoding="utf-8")
+        os.replace(draft, out)
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be written: {error.strerror}. Give another file.") from None
+
+
+def _say(message: str) -> None:
+    click.echo(message, err=True)
+
+
+def _fail(message: str) -> NoReturn:
+    _say(f"error: {message}")
+    raise SystemExit(2)
+
+
+@contextmanager
+def _interruptible(what: str) -> Iterator[tuple[Callable[[str], None], list[int]]]:
+    """Show progress on a terminal, and remember interrupts.
+
+    The search ends with its best plan at the first interrupt; before another mesh would be tried, news come
+    in, and the interrupt is raised then. Yields the receiver of news and the list of interrupts seen.
+    """
+    seen: list[int] = []
+    console = Console(stderr=True, highlight=False)
+    status = console.status(Text(what)) if console.is_terminal else None
+
+    def news(text: str) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        if status is not None:
+            status.update(Text(f"{what}: {text}"))
+
+    def interrupt(number: int, frame: Any) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    try:
+        before: Any = signal.signal(signal.SIGINT, interrupt)
+    except ValueError:  # not the main thread
+        before = None
+    try:
+        if status is not None:
+            status.start()
+        yield news, seen
+    finally:
+        if status is not None:
+            status.stop()
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
