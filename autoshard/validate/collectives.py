@@ -254,6 +254,8 @@ def parse_replica_groups(text: str, devices: int) -> tuple[tuple[int, ...], ...]
         ((0, 4), (1, 5), (2, 6), (3, 7))
         >>> parse_replica_groups("mesh['a'=2,'b'=4] {'b':(1)2}", 8)
         ((0, 2), (1, 3), (4, 6), (5, 7))
+        >>> parse_replica_groups("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", 8)
+        ((0, 1, 2, 3), (4, 5, 6, 7))
 
     """
     text = text.strip()
@@ -283,7 +285,8 @@ def _mesh_groups(sizes: Mapping[str, int], device_ids: str | None, axes: str | N
     """Split the mesh axes into sub-axes, then move those that the groups span to the end."""
     ids = np.arange(math.prod(sizes.values()), dtype=np.int64)
     if device_ids:
-        iota = re.search(r"<=\[([\d,]+)\](?:T\(([\d,]+)\))?", device_ids)
+        # `[16,8]<=[8,16]T(1,0)`, or `[8,16]T(1,0)` alone.
+        iota = re.search(r"\[([\d,]+)\](?:T\(([\d,]+)\))?$", device_ids)
         if iota:
             ids = _iota(str(ids.size), iota.group(1), iota.group(2)).reshape(-1)
         else:
