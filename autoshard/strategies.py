@@ -542,12 +542,11 @@ def tie(nodes: Sequence[_Node], edges: Sequence[_Edge]) -> list[int]:
 
     colour = [number(("start", n.signature)) for n in nodes]
     around: list[list[tuple[int, Any]]] = [[] for _ in nodes]
-    order_in: dict[int, int] = defaultdict(int)
     for e in edges:
-        slot = order_in[e.target]
-        order_in[e.target] += 1
-        around[e.target].append((e.source, ("in", slot)))
-        around[e.source].append((e.target, ("out", slot)))
+        # How the reader wants the value, not at which place: hundreds of terms of one sum are alike.
+        role = number(("role", tuple(e.want[-1]), len(e.want)))
+        around[e.target].append((e.source, ("in", role)))
+        around[e.source].append((e.target, ("out", role)))
     for _ in range(TIE_ROUNDS):
         colour = [
             number((c, tuple(sorted((colour[m], role) for m, role in near))))
