@@ -412,7 +412,7 @@ def _interruptible(what: str) -> Iterator[tuple[Callable[[str], None], list[int]
         if seen:
             raise KeyboardInterrupt
         if status is not None:
-            status.update(Text(f"{what}: {text}"))
+            status.update(Text(f"{what}: {' '.join(text.split())}", no_wrap=True, overflow="ellipsis"))
 
     def interrupt(number: int, frame: Any) -> None:
         seen.append(number)

@@ -78,8 +78,8 @@ def read_program(reference: str) -> Program:
         raise InputError(f"{file} has no factory {name!r}. There are: {listed}.")
     if not callable(factory):
         raise InputError(
-            f"{name} in {file} is a {type(factory).__name__}, not a factory: it should be a function without"
-            f" arguments that returns (fn, args). There are: {listed}."
+            f"{name} in {file} is of type {type(factory).__name__}, no factory: it should be a function"
+            f" without arguments that returns (fn, args). There are: {listed}."
         )
     try:
         result = factory()
@@ -145,15 +145,15 @@ def _checked(result: Any, name: str, file: str) -> Program:
     )
     head = f"The factory {name} in {file} returned"
     if not isinstance(result, tuple) or len(result) not in (2, 3):
-        size = f" of {len(result)}" if isinstance(result, (tuple, list)) else ""
-        raise InputError(f"{head} a {type(result).__name__}{size}; {wanted}.")
+        size = f" of {len(result)} entries" if isinstance(result, (tuple, list)) else ""
+        raise InputError(f"{head} something of type {type(result).__name__}{size}; {wanted}.")
     fn, args, *more = result
     if not callable(fn):
-        raise InputError(f"{head} a {type(fn).__name__} as fn; {wanted}, and fn must be callable.")
-    if not isinstance(args, (tuple, list)) or hasattr(args, "_fields"):
         raise InputError(
-            f"{head} a {type(args).__name__} as args; {wanted}: write (fn, (x,)) for one argument."
+            f"{head} something of type {type(fn).__name__} as fn, which cannot be called; {wanted}."
         )
+    if not isinstance(args, (tuple, list)) or hasattr(args, "_fields"):
+        raise InputError(f"{head} args of type {type(args).__name__}; {wanted}: (fn, (x,)) for one argument.")
     donated = more[0] if more else ()
     if isinstance(donated, int) and not isinstance(donated, bool):
         donated = (donated,)
@@ -250,7 +250,7 @@ def read_annotations(texts: Sequence[str]) -> Mapping[str, PartitionSpec]:
             )
         if path.strip() in found:
             raise InputError(f"--annotate gives {path.strip()!r} two specs. Give one per path.")
-        found[path.strip()] = PartitionSpec(*_entries(text, spec))  # type: ignore[no-untyped-call]
+        found[path.strip()] = PartitionSpec(*_entries(text, spec))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from autoshard.report.page import bar, grid
+from autoshard.report.page import Bar, grid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ def comparison_view(table: pd.DataFrame) -> RenderableType:
             Text(f"{100 * row[use]:.1f} %"),
             Text(f"{row['peak_gib']:,.2f}"),
             _fits(row),
-            bar(row["step_ms"] / longest, width=9),
+            Bar(share=row["step_ms"] / longest, width=10),
         )
     return view
 

@@ -6,13 +6,15 @@ import io
 import shutil
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["bar", "fact_list", "grid", "plain", "section"]
+__all__ = ["Bar", "fact_list", "grid", "plain", "section", "size_text", "size_unit", "time_unit"]
 
 _WIDTH = 100
 
@@ -61,13 +63,23 @@ def grid(*columns: tuple[str, str]) -> Table:
     return table
 
 
-def bar(share: float, *, width: int = 24) -> Text:
-    """Draw a share of the full width in eighths of a character; in ASCII where the terminal has no blocks."""
-    eighths = round(8 * width * min(max(share, 0.0), 1.0))
-    whole, part = divmod(eighths, 8)
-    if not _has_blocks():
-        return Text("#" * whole)
-    return Text("█" * whole + (" ▏▎▍▌▋▊▉"[part] if part else ""), style="blue")
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A share of one, drawn in eighths of a character; narrower where the table has no room for `width`."""
+
+    share: float
+    width: int = 24
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, self.width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(self.width, options.max_width)
+        whole, part = divmod(round(8 * width * min(max(self.share, 0.0), 1.0)), 8)
+        if _has_blocks():
+            yield Text("█" * whole + (" ▏▎▍▌▋▊▉"[part] if part else ""), style="blue", no_wrap=True)
+        else:
+            yield Text("#" * whole, no_wrap=True)
 
 
 def _has_blocks() -> bool:
@@ -76,3 +88,32 @@ def _has_blocks() -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
+
+
+def size_unit(size: float) -> tuple[str, int]:
+    """Choose the unit for sizes up to `size` bytes: its name and its bytes.
+
+    >>> size_unit(3 * 2**30), size_unit(5000)
+    (('GiB', 1073741824), ('KiB', 1024))
+    """
+    units = (("GiB", 2**30), ("MiB", 2**20))
+    return next(((name, scale) for name, scale in units if size >= 0.1 * scale), ("KiB", 2**10))
+
+
+def size_text(size: float) -> str:
+    """Write a size with its unit.
+
+    >>> size_text(1.5 * 2**30)
+    '1.50 GiB'
+    """
+    name, scale = size_unit(size)
+    return f"{size / scale:,.2f} {name}"
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Choose the unit for a step: its name and its seconds.
+
+    >>> time_unit(0.25), time_unit(2e-5)
+    (('ms', 0.001), ('us', 1e-06))
+    """
+    return ("ms", 1e-3) if seconds >= 1e-3 else ("us", 1e-6)

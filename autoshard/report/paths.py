@@ -24,7 +24,7 @@ def keys_of(path: str) -> Keys:
     ('[1]', '[0]', '.mu', "['dense/~/w']")
     """
     keys = tuple(_KEY.findall(path))
-    return keys if "".join(keys) == path else (path,)
+    return keys if keys and "".join(keys) == path else (path,)
 
 
 def collapse(paths: Sequence[str], labels: Sequence[Hashable]) -> list[tuple[str, list[int]]]:

@@ -7,31 +7,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autoshard.layout import Axes, Layout, local_shape
-from autoshard.program import value_bytes
-from autoshard.report.page import bar, fact_list, grid, plain, section
-from autoshard.report.paths import collapse, keys_of
+from autoshard.report.page import Bar, fact_list, grid, plain, section, size_text, size_unit, time_unit
+from autoshard.report.specs import arguments, results, short_dtype
 from autoshard.report.tables import lines
 
 if TYPE_CHECKING:
-    from autoshard.plan import Leaf, Plan
+    from autoshard.plan import Plan
 
-__all__ = ["plan_text", "plan_view", "spec_text"]
+__all__ = ["plan_text", "plan_view"]
 
 _ROWS = 8
-_ARRAY_ROWS = 40
-_PATH_WIDTH = 30
-_SHAPE_WIDTH = 22
 _NAMES = {"compute": "compute-bound kernels", "hbm": "HBM-bound kernels"}
-_KEY_BYTES = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
-_MIB = 2**20
-_GIB = 2**30
 
 
 def plan_text(
@@ -61,8 +52,8 @@ def plan_view(
         *section("Where the time goes, by source line", _source_table(plan, full)),
         *section(f"HBM of a device at its peak, in {_peak_place(plan)}", _memory_table(plan)),
         *section("Largest buffers then", _buffer_table(plan, full)),
-        *section("Arguments", _array_table(plan, "input", full)),
-        *_outputs(plan, full),
+        *arguments(plan, full),
+        *results(plan, full),
         Text(),
         fact_list([("coverage", _sentence(plan.coverage)), *(("note", Text(n)) for n in plan.notes)]),
     ]
@@ -85,7 +76,7 @@ def _header(plan: Plan, model_flops: float | None) -> RenderableType:
         f"{name}={size} on {' '.join(map(str, segments)) or 'one device'}"
         for (name, size), segments in zip(placement.mesh, placement.segments, strict=True)
     )
-    step = f"{_ms(plan.step_seconds, plan.step_seconds)} ms, HFU {100 * estimate.hardware_utilization:.1f} %"
+    step = f"{_time(plan.step_seconds, plan)}, HFU {100 * estimate.hardware_utilization:.1f} %"
     if model_flops is not None:
         step += f", MFU {100 * plan.mfu(model_flops):.1f} %"
     facts = [
@@ -100,10 +91,10 @@ def _header(plan: Plan, model_flops: float | None) -> RenderableType:
 
 def _memory_verdict(plan: Plan) -> Text:
     peak, limit = plan.estimate.peak_bytes, plan.memory_limit_bytes
-    text = f"peak {_gib(peak)} of {_gib(limit)} GiB ({100 * peak / limit:.0f} %): "
+    text = f"peak {size_text(peak)} of {size_text(limit)} ({100 * peak / limit:.0f} %): "
     if plan.fits:
         return Text(text + "fits", style="green")
-    return Text(text + f"DOES NOT FIT, by {_gib(peak - limit)} GiB", style="bold red")
+    return Text(text + f"DOES NOT FIT, by {size_text(peak - limit)}", style="bold red")
 
 
 def _search_verdict(plan: Plan) -> str:
@@ -115,7 +106,7 @@ def _search_verdict(plan: Plan) -> str:
         return "proven best on this mesh under the model"
     bound = f"within {100 * plan.gap:.2g} % of the best on this mesh under the model"
     if plan.lower_bound_seconds is not None:
-        bound += f" (at least {_ms(plan.lower_bound_seconds, plan.step_seconds)} ms)"
+        bound += f" (at least {_time(plan.lower_bound_seconds, plan)})"
     stopped = any("at the time limit" in note for note in plan.notes)
     return f"stopped at the time limit; {bound}" if stopped else bound
 
@@ -139,20 +130,20 @@ def _step_table(plan: Plan) -> RenderableType:
     parts = {key: seconds for key, seconds in plan.estimate.breakdown().items() if seconds}
     order = sorted(parts, key=lambda key: (key in runs, -parts[key]))
     total = plan.estimate.serial_seconds or 1.0
-    table = grid(("", "l"), ("mesh axes", "l"), ("runs", "r"), ("MiB sent", "r"), *_TIME)
+    unit, scale = size_unit(max(sent.values(), default=0.0) / 1000)
+    table = grid(
+        ("", "whole"), ("mesh axes", "whole"), ("runs", "r"), (f"{unit} sent", "r"), *_time_columns(total)
+    )
     for key in order:
         kind, _, axes = key.partition(" ")
         table.add_row(
             Text(_NAMES.get(kind, kind.replace("_", "-"))),
             Text(axes),
             Text(f"{runs[key]:,.0f}" if key in runs else ""),
-            Text(f"{sent[key] / _MIB:,.1f}" if key in runs else ""),
+            Text(f"{sent[key] / scale:,.1f}" if key in runs else ""),
             *_time_cells(parts[key], total),
         )
     return table
-
-
-_TIME = (("ms", "r"), ("share", "r"), ("", "l"))
 
 
 def _source_table(plan: Plan, full: bool) -> RenderableType:
@@ -163,13 +154,13 @@ def _source_table(plan: Plan, full: bool) -> RenderableType:
     seconds = {source: sum(x.seconds for x in members) for source, members in found.items()}
     order = sorted(found, key=lambda source: -seconds[source])
     total = plan.estimate.serial_seconds or 1.0
-    table = grid(("", "l"), ("compute", "r"), ("HBM", "r"), ("ICI", "r"), *_TIME)
+    table = grid(("", "whole"), ("compute", "r"), ("HBM", "r"), ("ICI", "r"), *_time_columns(total))
     shown = order if full else order[:_ROWS]
     for source in shown:
         by = {bound: sum(x.seconds for x in found[source] if x.bound == bound) for bound in _BOUNDS}
         table.add_row(
             Text(source or "(no source line)"),
-            *(Text(_ms(by[bound], total) if by[bound] else "-") for bound in _BOUNDS),
+            *(Text(_number(by[bound], total) if by[bound] else "-") for bound in _BOUNDS),
             *_time_cells(seconds[source], total),
         )
     rest = order[len(shown) :]
@@ -178,7 +169,7 @@ def _source_table(plan: Plan, full: bool) -> RenderableType:
         by = {bound: sum(x.seconds for x in others if x.bound == bound) for bound in _BOUNDS}
         table.add_row(
             Text(f"{len(rest)} more"),
-            *(Text(_ms(by[bound], total) if by[bound] else "-") for bound in _BOUNDS),
+            *(Text(_number(by[bound], total) if by[bound] else "-") for bound in _BOUNDS),
             *_time_cells(sum(by.values()), total),
             style="dim",
         )
@@ -188,19 +179,23 @@ def _source_table(plan: Plan, full: bool) -> RenderableType:
 _BOUNDS = ("compute", "hbm", "ici")
 
 
-def _time_cells(seconds: float, total: float) -> tuple[Text, Text, Text]:
-    return Text(_ms(seconds, total)), Text(f"{100 * seconds / total:.1f} %"), bar(seconds / total)
+def _time_columns(total: float) -> tuple[tuple[str, str], ...]:
+    return (time_unit(total)[0], "r"), ("share", "r"), ("", "l")
+
+
+def _time_cells(seconds: float, total: float) -> tuple[Text, Text, Bar]:
+    return Text(_number(seconds, total)), Text(f"{100 * seconds / total:.1f} %"), Bar(share=seconds / total)
 
 
 def _timing_table(plan: Plan) -> RenderableType:
     total = sum(plan.timings.values()) or 1.0
-    table = grid(("", "l"), ("s", "r"), ("share", "r"), ("", "l"))
+    table = grid(("", "whole"), ("s", "r"), ("share", "r"), ("", "l"))
     for stage, seconds in (*plan.timings.items(), ("total", total)):
         table.add_row(
             Text(stage),
             Text(f"{seconds:.2f}"),
             Text(f"{100 * seconds / total:.0f} %"),
-            bar(seconds / total) if stage != "total" else Text(),
+            Bar(share=seconds / total) if stage != "total" else Text(),
         )
     return table
 
@@ -218,15 +213,19 @@ def _peak_place(plan: Plan) -> str:
 def _memory_table(plan: Plan) -> RenderableType:
     limit = plan.memory_limit_bytes
     parts = plan.estimate.peak.by_category()
-    table = grid(("", "l"), ("GiB", "r"), ("of limit", "r"), ("", "l"))
+    unit, scale = size_unit(plan.estimate.peak_bytes)
+    table = grid(("", "whole"), (unit, "r"), ("of limit", "r"), ("", "l"))
     for category, size in sorted(parts.items(), key=lambda item: -item[1]):
         table.add_row(
-            Text(category), Text(_gib(size)), Text(f"{100 * size / limit:.1f} %"), bar(size / limit)
+            Text(category),
+            Text(f"{size / scale:,.2f}"),
+            Text(f"{100 * size / limit:.1f} %"),
+            Bar(share=size / limit),
         )
     free = limit - plan.estimate.peak_bytes
     table.add_row(
         Text("free" if free >= 0 else "over the limit"),
-        Text(_gib(abs(free))),
+        Text(f"{abs(free) / scale:,.2f}" if unit == "GiB" else size_text(abs(free))),
         Text(f"{100 * abs(free) / limit:.1f} %"),
         style="dim" if free >= 0 else "bold red",
     )
@@ -236,175 +235,35 @@ def _memory_table(plan: Plan) -> RenderableType:
 def _buffer_table(plan: Plan, full: bool) -> RenderableType:
     merged: dict[tuple[str, str, str], list[float]] = {}
     for buffer in plan.estimate.peak.buffers:
-        array = f"{_dtype(buffer.dtype)}[{','.join(map(str, buffer.shape))}]"
+        array = f"{short_dtype(buffer.dtype)}[{','.join(map(str, buffer.shape))}]"
         merged.setdefault((buffer.name, array, buffer.category), []).append(buffer.bytes)
     order = sorted(merged, key=lambda key: -sum(merged[key]))
-    table = grid(("", "l"), ("category", "l"), ("array on a device", "l"), ("MiB", "r"))
+    unit, scale = size_unit(max(map(sum, merged.values()), default=0.0) / 1000)
+    table = grid(("", "whole"), ("category", "l"), ("array on a device", "l"), (unit, "r"))
     shown = order if full else order[:_ROWS]
     for name, array, category in shown:
         sizes = merged[(name, array, category)]
         times = f"{len(sizes)} x " if len(sizes) > 1 else ""
-        table.add_row(Text(name), Text(category), Text(times + array), Text(f"{sum(sizes) / _MIB:,.1f}"))
+        table.add_row(Text(name), Text(category), Text(times + array), Text(f"{sum(sizes) / scale:,.1f}"))
     rest = order[len(shown) :]
     if rest:
         size = sum(sum(merged[key]) for key in rest)
-        table.add_row(Text(f"{len(rest)} more"), Text(), Text(), Text(f"{size / _MIB:,.1f}"), style="dim")
+        table.add_row(Text(f"{len(rest)} more"), Text(), Text(), Text(f"{size / scale:,.1f}"), style="dim")
     return table
 
 
-# Arrays ------------------------------------------------------------------------------------------------
-
-
-def _array_table(plan: Plan, what: str, full: bool, members: Sequence[int] | None = None) -> RenderableType:
-    """Specs, arrays of one argument, category and spec on one row; with `full` a row for each."""
-    leaves: tuple[Leaf, ...] = getattr(plan, f"{what}s")
-    layouts: tuple[Layout, ...] = getattr(plan, f"{what}_layouts")
-    chosen = list(range(len(leaves)) if members is None else members)
-    kinds = _categories(plan) if what == "input" else {}
-    labels = [(kinds.get(leaves[i].path, ""), leaves[i].dtype, layouts[i]) for i in chosen]
-    groups: list[tuple[str, list[int]]]
-    if full:
-        groups = [(leaves[i].path, [i]) for i in chosen]
-    else:
-        found = collapse([leaves[i].path for i in chosen], labels)
-        groups = [(pattern, [chosen[j] for j in inside]) for pattern, inside in found]
-    sizes = [sum(_device_bytes(plan, leaves[i], layouts[i]) for i in inside) for _, inside in groups]
-    table = grid(("", "whole"), ("n", "r"), ("array", "l"), ("spec", "l"), ("MiB", "r"))
-    shown = list(range(len(groups)))
-    if not full and len(groups) > _ARRAY_ROWS:
-        shown = sorted(sorted(shown, key=lambda g: -sizes[g])[:_ARRAY_ROWS])
-    heading = None
-    for g in shown:
-        pattern, inside = groups[g]
-        first = leaves[inside[0]]
-        current = (keys_of(first.path)[0], kinds.get(first.path, ""))
-        if what == "input" and current != heading:
-            heading = current
-            table.add_row(Text(" ".join(filter(None, current)), style="bold"))
-        table.add_row(
-            _path_cell(pattern[len(current[0]) :] if what == "input" else pattern, what),
-            Text(str(len(inside))),
-            Text(_shapes([leaves[i] for i in inside])),
-            Text(spec_text(layouts[inside[0]]), style="cyan"),
-            Text(f"{sizes[g] / _MIB:,.2f}"),
-        )
-    if len(shown) < len(groups):
-        rest = [g for g in range(len(groups)) if g not in set(shown)]
-        arrays = sum(len(groups[g][1]) for g in rest)
-        table.add_row(
-            Text(f"{len(rest)} more rows: list them with full"),
-            Text(str(arrays)),
-            Text(),
-            Text(),
-            Text(f"{sum(sizes[g] for g in rest) / _MIB:,.2f}"),
-            style="dim",
-        )
-    return table
-
-
-def _path_cell(pattern: str, what: str) -> Text:
-    """Break a long pattern before a key, or after a comma, and indent what stands below an argument."""
-    indent = "  " if what == "input" else ""
-    lines_of_cell, line = [], indent
-    for piece in re.findall(r"[^,\[]*,|\[[^,\[]*,?|[^,\[]+", pattern):
-        if len(line) + len(piece) > _PATH_WIDTH and line.strip():
-            lines_of_cell.append(line)
-            line = indent + "  "
-        line += piece
-    return Text("\n".join([*lines_of_cell, line]) if pattern else indent + "(all of it)")
-
-
-def _outputs(plan: Plan, full: bool) -> list[RenderableType]:
-    """Outputs, less those that are laid out as the input that has their path and shape: state."""
-    if full:
-        return section("Results", _array_table(plan, "output", full))
-    inputs = {
-        leaf.path: (leaf.shape, leaf.dtype, layout)
-        for leaf, layout in zip(plan.inputs, plan.input_layouts, strict=True)
-    }
-    others = [
-        i
-        for i, (leaf, layout) in enumerate(zip(plan.outputs, plan.output_layouts, strict=True))
-        if inputs.get(leaf.path) != (leaf.shape, leaf.dtype, layout)
-    ]
-    alike = len(plan.outputs) - len(others)
-    parts: list[RenderableType] = []
-    if others:
-        parts += section("Results", _array_table(plan, "output", full, others))
-    if alike:
-        rest = "all" if not others else "the other"
-        parts += [Text()] if not others else []
-        parts.append(
-            Text(f"  {rest} {alike} results are split as the arguments of the same path", style="dim")
-        )
-    return parts
-
-
-def _categories(plan: Plan) -> dict[str, str]:
-    """What each input is, where the peak tells; an array that is not live then goes with its neighbours."""
-    known = {buffer.name: buffer.category for buffer in plan.estimate.peak.buffers}
-    found: dict[str, str] = {}
-    for leaf in plan.inputs:
-        keys = keys_of(leaf.path)
-        if leaf.path in known:
-            found[leaf.path] = known[leaf.path]
-        else:
-            prefixes = ["".join(keys[:n]) for n in range(len(keys) - 1, 0, -1)]
-            near = (known[path] for prefix in prefixes for path in known if path.startswith(prefix))
-            found[leaf.path] = next(near, "")
-    return found
-
-
-def _device_bytes(plan: Plan, leaf: Leaf, layout: Layout) -> float:
-    shape = local_shape(leaf.shape, layout, plan.mesh)
-    if leaf.dtype in _KEY_BYTES:
-        return value_bytes(shape, "uint8") * _KEY_BYTES[leaf.dtype]
-    return float(plan.estimate.machine.bytes_of(shape, leaf.dtype))
-
-
-def _shapes(leaves: Sequence[Leaf]) -> str:
-    """Write the shapes of arrays of one rank as one, listing the sizes that differ while there is room."""
-    sizes = [sorted(set(column)) for column in zip(*(leaf.shape for leaf in leaves), strict=True)]
-    dims = ["|".join(map(str, column)) for column in sizes]
-    text = f"{_dtype(leaves[0].dtype)}[{','.join(dims)}]"
-    if len(text) <= _SHAPE_WIDTH:
-        return text
-    shapes = len({leaf.shape for leaf in leaves})
-    return text if shapes == 1 else f"{_dtype(leaves[0].dtype)} rank {len(sizes)}, {shapes} shapes"
-
-
-def spec_text(layout: Layout) -> str:
-    """Write a layout as the `PartitionSpec` that a person would type.
-
-    >>> spec_text(Layout((("data",), (), ("x", "y"), ())))
-    "P('data', None, ('x','y'))"
-    """
-    entries = [_entry(axes) for axes in layout.dims]
-    while entries and entries[-1] == "None":
-        entries.pop()
-    if layout.unreduced:
-        entries.append("unreduced={" + ", ".join(map(repr, layout.unreduced)) + "}")
-    return f"P({', '.join(entries)})"
-
-
-def _entry(axes: Axes) -> str:
-    names = ",".join(map(repr, axes))
-    return f"({names})" if len(axes) > 1 else names or "None"
-
-
-def _dtype(name: str) -> str:
-    return re.sub(r"^(b?)(?:float|int)(\d)", lambda m: f"{m[1]}{'i' if 'int' in m[0] else 'f'}{m[2]}", name)
+# Words -------------------------------------------------------------------------------------------------
 
 
 def _place(source: str) -> str:
-    """Drop the column from `file.py:line:column (function)`."""
-    return re.sub(r":(\d+):\d+", r":\1", source)
+    """Drop the column from `file.py:line:column (function)`, and what encloses the function."""
+    return re.sub(r"[\w.<>]+\.<locals>\.", "", re.sub(r":(\d+):\d+", r":\1", source))
 
 
-def _ms(seconds: float, total: float) -> str:
-    """Write milliseconds of a step of `total` seconds, to 1 us or, where it is short, to 1 ns."""
-    return f"{1e3 * seconds:,.{3 if total >= 1e-3 else 6}f}"
+def _number(seconds: float, total: float) -> str:
+    """Write a time in the unit of a step of `total` seconds."""
+    return f"{seconds / time_unit(total)[1]:,.3f}"
 
 
-def _gib(size: float) -> str:
-    return f"{size / _GIB:.2f}"
+def _time(seconds: float, plan: Plan) -> str:
+    return f"{_number(seconds, plan.step_seconds)} {time_unit(plan.step_seconds)[0]}"
