@@ -42,8 +42,8 @@ def specs_by_path(specs: Any, tree: Any, names: Sequence[str], what: str) -> dic
         jax.tree.map(spread, specs, full, is_leaf=is_leaf)
     except (ValueError, TypeError) as error:
         raise SpecError(
-            f"{what} has another structure than what it describes: {str(error).splitlines()[0]}\n"
-            f"Give a pytree of PartitionSpec (or None for open) like the {what.split('_')[0]}puts, or a prefix of it:"
+            f"{what} has another structure than what it describes: {' '.join(str(error).split())}\n"
+            f"Give a pytree of PartitionSpec (None for open) like the {what.split('_')[0]}puts, or a prefix:"
             f" {jax.tree.structure(full)}"
         ) from error
     return found
@@ -71,7 +71,11 @@ def input_choices(
             f"{path!r}; near it: {', '.join(difflib.get_close_matches(path, names, 3, 0.3)) or 'nothing'}"
             for path in unknown
         ]
-        raise SpecError(f"{what} name no such array:\n  " + "\n  ".join(lines))
+        raise SpecError(
+            f"{what} name no such array:\n  "
+            + "\n  ".join(lines)
+            + "\nGive the whole path of one array: [i]... in argument i, out... in the result."
+        )
     shapes = {n: tuple(a.shape) for n, a in zip(names, avals, strict=True)}
     require_specs(((p, s, shapes[p]) for p, s in given.items()), mesh)
     choices, notes = {}, []
@@ -135,7 +139,11 @@ def constraint_choices(block: Block, mesh: MeshShape) -> tuple[dict[Group, list[
             flat = [a for axes in dims for a in axes]
             if len(flat) == len(set(flat)):
                 options.append(
-                    {dim[0]: axes for dim, axes in zip(item.rule.outputs[0], dims, strict=True) if dim and axes}
+                    {
+                        dim[0]: axes
+                        for dim, axes in zip(item.rule.outputs[0], dims, strict=True)
+                        if dim and axes
+                    }
                 )
         allowed[item] = options
     if wrong:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import cost_models as cm
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+import cost_models as cm
 from autoshard.errors import PlanMismatchError
 from autoshard.layout import to_spec
 from autoshard.partition.emitter import constrained
@@ -32,8 +32,8 @@ def device_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
     if len(devices) < needed:
         raise ValueError(
             f"the plan's mesh {dict(plan.mesh)} needs {needed} devices; {len(devices)} of kind"
-            f" {devices[0].device_kind if devices else 'none'} were given. Pass more devices, or for a test on one"
-            f" machine set XLA_FLAGS=--xla_force_host_platform_device_count={needed} before JAX starts."
+            f" {devices[0].device_kind if devices else 'none'} were given. Pass more devices,"
+            f" or for a test on one machine set XLA_FLAGS=--xla_force_host_platform_device_count={needed} before JAX starts."
         )
     if all(hasattr(d, "coords") for d in devices):
         devices.sort(key=lambda d: (*reversed(d.coords), getattr(d, "core_on_chip", 0)))
@@ -116,10 +116,10 @@ def matching_source(plan: Plan, fn: Callable[..., Any], args: Sequence[Any]) -> 
     source = Source.of(fn, args)
     if source.fingerprint != plan.fingerprint:
         raise PlanMismatchError(
-            f"the plan {plan.name!r} was made for another function: its {len(plan.inputs)} inputs have the same"
-            f" shapes, but the traced operations differ (program {source.fingerprint[:8]}, plan"
-            f" {plan.fingerprint[:8]}; {source.coverage.ops} ops now, {plan.coverage.ops} then). Make a new plan"
-            " with autoshard.suggest."
+            f"the plan {plan.name!r} was made for another function: its {len(plan.inputs)} inputs have"
+            f" the same shapes, but the traced operations differ (program {source.fingerprint[:8]}, plan"
+            f" {plan.fingerprint[:8]}; {source.coverage.ops} ops now, {plan.coverage.ops} then)."
+            " Make a new plan with autoshard.suggest."
         )
     return source
 

@@ -89,7 +89,8 @@ def mapped_body(closed: ClosedJaxpr) -> Any:
     found = list(_mapped(closed.jaxpr))
     if len(found) != 1:
         raise ValueError(
-            f"estimate takes a function that is one jax.shard_map over the whole mesh; this one holds {len(found)}."
+            "estimate takes a function that is one jax.shard_map over the whole mesh; this one holds"
+            f" {len(found)}."
         )
     return found[0]
 

@@ -119,7 +119,7 @@ def group(program: Program) -> Block:
         Block(
             inputs=program.inputs,
             consts=program.consts,
-            groups=tuple(_finish(draft) for draft in _ordered(drafts, program.outputs)),
+            groups=tuple(g for draft in _ordered(drafts, program.outputs) for g in _finished(draft)),
             outputs=program.outputs,
         )
     )
@@ -285,12 +285,7 @@ class _Clusters:
         return best
 
     def _add(self, draft: _Draft, op: Op) -> None:
-        inputs = []
-        for atom in op.inputs:
-            if isinstance(atom, Value):
-                inputs.append(self._inside(draft, atom))
-            else:
-                inputs.append(atom)
+        inputs = [self._inside(draft, a) if isinstance(a, Value) else a for a in op.inputs]
         if any(a is not b for a, b in zip(inputs, op.inputs, strict=True)):
             op = _with_inputs(op, tuple(inputs))
         draft.ops.append(op)
@@ -371,6 +366,25 @@ def _ordered(drafts: Sequence[_Draft], outputs: Sequence[Atom]) -> list[_Draft]:
     return order
 
 
+def _finished(draft: _Draft) -> list[Group]:
+    """Finish a group; an operand that its op reads in two roles (`x @ x.T`) comes as two copies."""
+    if draft.kind is not Kind.SINGLE:
+        return [_finish(draft)]
+    (op,) = draft.ops
+    dims = family(op).rule(op).inputs
+    first: dict[Value, Dims] = {}
+    copies: list[Group] = []
+    inputs: list[Atom] = []
+    for atom, own in zip(op.inputs, dims, strict=True):
+        if isinstance(atom, Value) and first.setdefault(atom, own) != own:
+            copies.append(_copy(atom, Value(aval=atom.aval, name=atom.name)))
+            atom = copies[-1].outputs[0]
+        inputs.append(atom)
+    if copies:
+        draft.ops[0] = _with_inputs(op, tuple(inputs))
+    return [*copies, _finish(draft)]
+
+
 def _finish(draft: _Draft) -> Group:
     ops = tuple(draft.ops)
     made = draft.made
@@ -447,6 +461,9 @@ def merge_rules(
         i, dims = seen[value]
         return tuple(tuple(maps[i][f] for f in dim) for dim in dims)
 
+    for v in seen:  # two dims of one array that must be split alike cannot both be
+        factors = [f for dim in of(v) for f in dim]
+        whole_names |= {f for f in factors if factors.count(f) > 1}
     kept = {f for v in (*inputs, *outputs) for dim in of(v) for f in dim}
     merged = ShardingRule(
         inputs=tuple(of(v) for v in inputs),

@@ -94,12 +94,12 @@ def from_spec(spec: PartitionSpec, rank: int) -> Layout:
 def spec_problems(spec: Any, shape: Sequence[int], mesh: MeshShape) -> list[str]:
     """List what is wrong with `spec` for an array of `shape`; an indivisible dim is not wrong."""
     if not isinstance(spec, PartitionSpec):
-        return [f"{spec!r} is a {type(spec).__name__}; a jax.sharding.PartitionSpec is expected"]
+        return [f"{spec!r} is of type {type(spec).__name__}: give a jax.sharding.PartitionSpec"]
     problems = []
     if len(spec) > len(shape):
         problems.append(
-            f"{spec} has {len(spec)} entries but the array has {len(shape)} dims {list(shape)};"
-            " a spec may be shorter than the rank, never longer"
+            f"{spec} has {len(spec)} entries but the array has {len(shape)} dims; a spec may be shorter than"
+            f" the rank, never longer: drop {len(spec) - len(shape)}"
         )
     used: set[str] = set()
     for entry in tuple(spec):
@@ -107,10 +107,12 @@ def spec_problems(spec: Any, shape: Sequence[int], mesh: MeshShape) -> list[str]
             continue
         for axis in (entry,) if isinstance(entry, str) else tuple(entry):
             if axis not in mesh:
-                problems.append(f"{spec} names axis {axis!r}; the mesh has {dict(mesh)}")
+                problems.append(
+                    f"{spec} names axis {axis!r}, and the mesh has {dict(mesh)}: use one of those axes"
+                )
             elif axis in used:
                 problems.append(
-                    f"{spec} uses axis {axis!r} twice; an axis can split one dim of an array only"
+                    f"{spec} uses axis {axis!r} twice; an axis can split one dim of an array only: drop one"
                 )
             used.add(axis)
     return problems
@@ -118,7 +120,8 @@ def spec_problems(spec: Any, shape: Sequence[int], mesh: MeshShape) -> list[str]
 
 def undivided(layout: Layout, shape: Sequence[int], mesh: MeshShape) -> tuple[Layout, list[str]]:
     """Leave whole every dim that its axes do not divide; say which and why."""
-    dims, notes = [], []
+    dims: list[Axes] = []
+    notes = []
     for index, (size, axes) in enumerate(zip(shape, layout.dims, strict=True)):
         ways = mesh_size(axes, mesh)
         if axes and size % ways:

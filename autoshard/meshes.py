@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 
 import cost_models as cm
 
@@ -19,18 +20,45 @@ def resolve_topology(topology: str | cm.Topology, mesh: Mapping[str, int] | None
 
     Raises:
       cost_models.TopologyError: the name is no slice.
-      cost_models.MeshError: the mesh is empty or holds a size below 1.
+      cost_models.MeshError: the mesh is empty or no mapping, or an axis has no name or no whole size from 1.
     """
-    if mesh is not None and (not mesh or any(not isinstance(n, int) or n < 1 for n in mesh.values())):
-        raise cm.MeshError(
-            f"mesh {dict(mesh)} has no devices: give at least one axis, each of size 1 or more, such as"
-            ' {"data": 8, "model": 4}; leave mesh out to have it chosen.'
-        )
+    if mesh is not None:
+        _check_mesh(mesh)
     if isinstance(topology, cm.Topology):
         return topology
-    if mesh is not None and ":" not in topology:
+    if not isinstance(topology, str):
+        raise cm.TopologyError(
+            f"topology {topology!r} is of type {type(topology).__name__}: give the name of a slice, such as"
+            ' "v3:4x4", or a cost_models.Topology.'
+        )
+    if mesh is not None and _is_generation(topology):
         return cm.Topology.smallest(topology, math.prod(mesh.values()))
     return cm.Topology.parse(topology)
+
+
+def _check_mesh(mesh: Mapping[str, int]) -> None:
+    cure = 'Give axes and sizes, such as {"data": 8, "model": 4}, or leave mesh out to have it chosen.'
+    if not isinstance(mesh, Mapping):
+        raise cm.MeshError(f"mesh {mesh!r} is of type {type(mesh).__name__}, no mapping. {cure}")
+    if not mesh:
+        raise cm.MeshError(f"mesh {{}} has no axes and so no devices. {cure}")
+    wrong = [
+        f"axis {name!r} has size {size!r}"
+        for name, size in mesh.items()
+        if not isinstance(name, str) or not isinstance(size, Integral) or size < 1
+    ]
+    if wrong:
+        raise cm.MeshError(
+            f"mesh {dict(mesh)}: {', '.join(wrong)}; names are text and sizes whole numbers from 1. {cure}"
+        )
+
+
+def _is_generation(name: str) -> bool:
+    try:
+        cm.chip(name)
+    except cm.UnknownChipError:
+        return False
+    return True
 
 
 def candidate_meshes(topology: cm.Topology) -> Iterator[dict[str, int]]:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import cost_models as cm
 import jax
 from jax.sharding import PartitionSpec
 
+import cost_models as cm
 from autoshard.estimate import Estimate
 from autoshard.layout import Axes, Layout, to_spec
 

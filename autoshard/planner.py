@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import cost_models as cm
 import numpy as np
-import search
 from jax.sharding import PartitionSpec
 
+import cost_models as cm
+import search
 from autoshard.annotations import constraint_choices, input_choices, output_names, specs_by_path
 from autoshard.errors import AutoshardError
 from autoshard.meshes import candidate_meshes, resolve_topology
@@ -331,8 +331,8 @@ def _with_fit_notes(plan: Plan, source: Source) -> Plan:
     largest = ", ".join(f"{b.name} {b.bytes / 2**30:.2f} GiB" for b in peak.buffers[:4])
     excess = plan.estimate.peak_bytes - plan.memory_limit_bytes
     notes = [
-        f"does not fit: peak {peak.total_bytes / 2**30:.2f} GiB exceeds {plan.memory_limit_bytes / 2**30:.2f} GiB"
-        f" by {excess / 2**30:.2f} GiB, at {peak.where}; largest buffers: {largest}"
+        f"does not fit: peak {peak.total_bytes / 2**30:.2f} GiB exceeds"
+        f" {plan.memory_limit_bytes / 2**30:.2f} GiB by {excess / 2**30:.2f} GiB, at {peak.where}; largest buffers: {largest}"
     ]
     return plan.replace(notes=(*plan.notes, *notes))
 

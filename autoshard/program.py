@@ -9,14 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import Literal, Primitive
 
-__all__ = ["Atom", "Op", "Program", "Value", "is_value", "itemsize", "shape_of", "value_bytes"]
+__all__ = [
+    "Atom",
+    "Equation",
+    "Op",
+    "Program",
+    "Value",
+    "aval_of",
+    "is_value",
+    "itemsize",
+    "shape_of",
+    "value_bytes",
+]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,9 +60,14 @@ def is_value(atom: Atom) -> bool:
     return isinstance(atom, Value)
 
 
+def aval_of(atom: Any) -> Any:
+    """Abstract value of a value, a literal or a jaxpr variable; JAX types it too loosely to use."""
+    return atom.aval
+
+
 def shape_of(atom: Atom) -> tuple[int, ...]:
     """Global shape of a value or a literal."""
-    return tuple(atom.aval.shape)
+    return tuple(aval_of(atom).shape)
 
 
 @lru_cache(maxsize=256)
@@ -62,7 +78,7 @@ def itemsize(dtype: Any) -> float:
     >>> itemsize(jnp.dtype("bfloat16"))
     2.0
     """
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
         return float(dtype.itemsize)
     name = np.dtype(dtype).name
     if name in ("int4", "uint4", "float4_e2m1fn"):
@@ -78,6 +94,19 @@ def value_bytes(shape: tuple[int, ...], dtype: Any) -> float:
     for extent in shape:
         size *= extent
     return size * itemsize(dtype)
+
+
+class Equation(Protocol):
+    """What prices need of a jaxpr equation; `jax.extend.core.JaxprEqn` is one."""
+
+    @property
+    def primitive(self) -> Any: ...
+    @property
+    def params(self) -> Any: ...
+    @property
+    def invars(self) -> Any: ...
+    @property
+    def outvars(self) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -17,7 +17,7 @@ from autoshard.annotations import constraint_choices, input_choices, output_name
 from autoshard.grouping import Block, Group
 from autoshard.layout import Axes, Layout, MeshShape, mesh_size, replicated
 from autoshard.partition.emitter import Decisions, boundaries, deciding_values
-from autoshard.program import Atom, Value, value_bytes
+from autoshard.program import Atom, Value, shape_of, value_bytes
 from autoshard.rules import Assignment, Kind
 from autoshard.session import Session
 
@@ -241,7 +241,7 @@ class _Flow:
             elif isinstance(atom, Value):
                 outputs.append(self._layout(atom))
             else:
-                outputs.append(replicated(len(atom.aval.shape)))
+                outputs.append(replicated(len(shape_of(atom))))
         return Decisions(
             assignments={
                 item: {f: a for f, a in self.groups.get(item, {}).items() if a}

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import cost_models as cm
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
+import cost_models as cm
 from autoshard.estimate import Estimate, estimate
 from autoshard.grouping import Block, group
 from autoshard.layout import Layout
@@ -83,8 +82,14 @@ class Source:
         donated arguments are matched first, and each only once. A lone array must be donated to count.
         """
         traced = self.traced
-        outs = [(name, tuple(a.shape), str(a.dtype)) for name, a in zip(traced.out_names, traced.out_avals, strict=True)]
-        ins = [(name, tuple(a.shape), str(a.dtype)) for name, a in zip(traced.in_names, traced.in_avals, strict=True)]
+        outs = [
+            (name, tuple(a.shape), str(a.dtype))
+            for name, a in zip(traced.out_names, traced.out_avals, strict=True)
+        ]
+        ins = [
+            (name, tuple(a.shape), str(a.dtype))
+            for name, a in zip(traced.in_names, traced.in_avals, strict=True)
+        ]
         arguments: dict[str, list[int]] = {}
         for i, (name, _, _) in enumerate(ins):
             arguments.setdefault(name.split("]", 1)[0] + "]", []).append(i)

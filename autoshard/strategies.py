@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import search
 
+import search
 from autoshard.choices import assignments, layouts
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, replicated
 from autoshard.partition.emitter import Boundary, Decisions, boundaries, number_groups
 from autoshard.partition.kernels import kernel_costs
 from autoshard.partition.reshard import Resharder
-from autoshard.program import Atom, Value
+from autoshard.program import Atom, Value, aval_of, shape_of
 from autoshard.rules import Assignment, Kind
 from autoshard.strategies_memory import Tensor, buffers
 
@@ -324,7 +324,7 @@ class _Builder:
                 node = self.origin[self.block.inputs[tied]].node
                 options = self.nodes[node].strategies
             else:
-                options = options or layouts(atom.aval.shape, self.machine.mesh)
+                options = options or layouts(shape_of(atom), self.machine.mesh)
                 self.nodes.append(
                     _Node(
                         name=f"output {j}",
@@ -332,7 +332,7 @@ class _Builder:
                         weight=1.0,
                         strategies=options,
                         costs=np.zeros(len(options)),
-                        signature=("output", tuple(atom.aval.shape), str(atom.aval.dtype), tuple(options)),
+                        signature=("output", shape_of(atom), str(aval_of(atom).dtype), tuple(options)),
                     )
                 )
                 node = len(self.nodes) - 1
@@ -371,7 +371,7 @@ class _Builder:
         number = self.numbers[item]
         for i, (atom, (inner, lead)) in enumerate(zip(op.inputs, boundary.operands, strict=True)):
             if inner is None:
-                want = [replicated(len(atom.aval.shape))]
+                want = [replicated(len(shape_of(atom)))]
                 if isinstance(atom, Value):
                     index = self._fixed_node(atom, f"g{number}.index")
                     self.read(atom, index, want, weight, item)
@@ -482,7 +482,7 @@ def group_signature(item: Group) -> Any:
     parts: list[Any] = [str(item.rule), tuple((v.shape, str(v.dtype)) for v in item.inputs)]
     for op in item.ops:
         operands = tuple(
-            places[a] if isinstance(a, Value) else ("literal", str(a.aval.dtype)) for a in op.inputs
+            places[a] if isinstance(a, Value) else ("literal", str(aval_of(a).dtype)) for a in op.inputs
         )
         for v in op.outputs:
             places[v] = len(places)
@@ -572,10 +572,10 @@ def tie(nodes: Sequence[_Node], edges: Sequence[_Edge]) -> list[int]:
 def _assemble(builder: _Builder, class_of: list[int]) -> Model:
     nodes = builder.nodes
     classes = max(class_of) + 1 if class_of else 0
-    costs: list[np.ndarray | None] = [None] * classes
+    costs: dict[int, Any] = {}
     names = [""] * classes
     for node, c in zip(nodes, class_of, strict=True):
-        costs[c] = node.costs if costs[c] is None else costs[c] + node.costs
+        costs[c] = node.costs if c not in costs else costs[c] + node.costs
         names[c] = names[c] or node.name
     tables: dict[tuple[int, int], np.ndarray] = {}
     for edge in builder.edges:
@@ -590,7 +590,7 @@ def _assemble(builder: _Builder, class_of: list[int]) -> Model:
         tables[i, j] = table if (i, j) not in tables else tables[i, j] + table
     index = {pair: e for e, pair in enumerate(tables)}
     problem = search.Problem(
-        costs=tuple(c for c in costs if c is not None),
+        costs=tuple(costs[c] for c in range(classes)),
         edges=tuple(tables),
         edge_costs=tuple(tables.values()),
         names=tuple(names),

@@ -136,9 +136,7 @@ class _Buffers:
         origin = self.builder.origin[value]
         sizes = np.array([self.size(value, x) for x in origin.layouts])
         if sizes.any() and end >= start:
-            self.tensors.append(
-                Tensor(node=origin.node, bytes=sizes, start=start, end=end, name=value.name)
-            )
+            self.tensors.append(Tensor(node=origin.node, bytes=sizes, start=start, end=end, name=value.name))
 
     def block(self, block: Block) -> None:
         for item in block.groups:
@@ -188,9 +186,7 @@ class _Buffers:
         if i == j:
             return
         sizes = np.array([self.size(edge.value, x) for x in edge.want])
-        differ = np.array(
-            [[a.dims != b.dims for b in edge.want] for a in edge.have]
-        )
+        differ = np.array([[a.dims != b.dims for b in edge.want] for a in edge.have])
         table = np.where(differ, sizes[None, :], 0.0)
         if not table.any():
             return

@@ -1,7 +1,7 @@
 """First stage: a JAX function and argument shapes become a `Program`.
 
-Calls (`jit`, `custom_jvp_call`, `custom_vjp_call`, `remat2`, ...) are inlined, identities dropped and dead ops
-removed, also inside loops. A differentiated `remat2` keeps the optimization barrier that JAX lowers it with,
+Calls (`jit`, `custom_jvp_call`, `custom_vjp_call`, `remat2`, ...) are inlined, identities dropped and dead
+ops removed, also inside loops. A differentiated `remat2` keeps the optimization barrier that JAX lowers it with,
 so that whatever is made from the Program recomputes what the user asked to recompute. Nothing is executed.
 """
 
@@ -18,7 +18,7 @@ from jax.extend.core import primitives as jax_primitives
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from autoshard.errors import TraceError
-from autoshard.program import Atom, Op, Program, Value
+from autoshard.program import Atom, Op, Program, Value, aval_of
 
 __all__ = ["Traced", "trace"]
 
@@ -276,7 +276,7 @@ def _folded(eqn: Any, operands: tuple[Atom, ...]) -> Literal | None:
         return None
     if not all(isinstance(a, Literal) for a in operands):
         return None
-    arrays = [np.asarray(a.val, a.aval.dtype) for a in operands if isinstance(a, Literal)]
+    arrays = [np.asarray(a.val, aval_of(a).dtype) for a in operands if isinstance(a, Literal)]
     return Literal(np.asarray(eqn.primitive.bind(*arrays, **eqn.params)), eqn.outvars[0].aval)
 
 

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 from autoshard.grouping import Block, Group
 from autoshard.layout import Axes, Layout, MeshShape, replicated, to_spec
 from autoshard.partition.reshard import Resharder, Step, apply_steps
-from autoshard.program import Atom, Op, Value
+from autoshard.program import Atom, Op, Value, shape_of
 from autoshard.rules import Assignment, Kind, LocalView, family
 
 __all__ = [
@@ -237,7 +237,7 @@ class AbstractEmitter(abc.ABC):
                     value, lead = wanted[j]
                     layout = _inner(self.decisions.layouts[value], lead)
                 else:
-                    layout = replicated(len(atom.aval.shape))
+                    layout = replicated(len(shape_of(atom)))
                 results.append(read(atom, layout))
         return results
 
@@ -263,10 +263,10 @@ class AbstractEmitter(abc.ABC):
         split, more = op.params["cond_nconsts"], op.params["body_nconsts"]
         cond_held, body_held = operands[:split], operands[split : split + more]
 
-        def cond(carry: list[Any]) -> Any:
+        def cond(carry: Any) -> Any:
             return self._run(boundary, item.blocks[0], 0, [*cond_held, *carry])[0]
 
-        def body(carry: list[Any]) -> list[Any]:
+        def body(carry: Any) -> list[Any]:
             return self._run(boundary, item.blocks[1], 1, [*body_held, *carry])
 
         return list(lax.while_loop(cond, body, operands[split + more :]))
@@ -368,7 +368,7 @@ def spmd(
     """
     emitter = _Local(block, decisions, resharder)
     held = tuple(value for value, _ in block.consts)
-    mapped = jax.shard_map(
+    mapped: Any = jax.shard_map(
         lambda *arrays: _run_program(emitter, block, arrays),
         mesh=mesh,
         in_specs=tuple(to_spec(decisions.layouts[value]) for value in (*block.inputs, *held)),

@@ -83,12 +83,11 @@ def _written_down(
     return eqns, [env[v] for v in item.outputs]
 
 
-def _traced(
-    requests: Sequence[tuple[Group, Assignment]], machine: Machine, loop_trips: int
-) -> list[Cost]:
+def _traced(requests: Sequence[tuple[Group, Assignment]], machine: Machine, loop_trips: int) -> list[Cost]:
     if not requests:
         return []
-    avals, spans = [], []
+    avals: list[Any] = []
+    spans: list[tuple[int, int]] = []
     for item, assignment in requests:
         first = len(avals)
         for i, value in enumerate(item.inputs):

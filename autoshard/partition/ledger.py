@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Literal
 
 from autoshard.partition.price import COLLECTIVES, FREE, Cost, Machine
-from autoshard.program import itemsize
+from autoshard.program import Equation, itemsize
 
 __all__ = ["Collective", "Entry", "Ledger", "calls", "kernels_of"]
 
@@ -62,14 +62,14 @@ class Entry:
         return self.cost.seconds * self.count
 
 
-def calls(eqn: JaxprEqn) -> Iterator[Any]:
+def calls(eqn: Equation) -> Iterator[Any]:
     """Yield the body of a call."""
     if eqn.primitive.name in _CALLS:
         body = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
         yield body.jaxpr if isinstance(body, ClosedJaxpr) else body
 
 
-def group_tag(eqn: JaxprEqn) -> tuple[int, str] | None:
+def group_tag(eqn: Any) -> tuple[int, str] | None:
     """Read the number and title of the group that an equation was emitted for."""
     for part in reversed(str(eqn.source_info.name_stack).split("/")):
         match = _GROUP.match(part)
@@ -80,7 +80,7 @@ def group_tag(eqn: JaxprEqn) -> tuple[int, str] | None:
     return None
 
 
-def reshard_tag(eqn: JaxprEqn) -> int:
+def reshard_tag(eqn: Any) -> int:
     """Read the number of the group that an equation reshards for; -1 if it does not."""
     for part in reversed(str(eqn.source_info.name_stack).split("/")):
         match = _RESHARD.match(part)
@@ -89,9 +89,9 @@ def reshard_tag(eqn: JaxprEqn) -> int:
     return -1
 
 
-def kernels_of(jaxpr: Any) -> list[tuple[tuple[int, str] | None, list[JaxprEqn]]]:
+def kernels_of(jaxpr: Any) -> list[tuple[tuple[int, str] | None, list[Equation]]]:
     """Cut a body into kernels in order: (tag, equations); collectives and loops stand alone."""
-    kernels: list[tuple[tuple[int, str] | None, list[JaxprEqn]]] = []
+    kernels: list[tuple[tuple[int, str] | None, list[Equation]]] = []
     for eqn in jaxpr.eqns:
         tag = group_tag(eqn)
         alone = eqn.primitive.name in COLLECTIVES or eqn.primitive.name in ("scan", "while", "cond")
@@ -135,12 +135,12 @@ class Ledger:
             else:
                 self._kernel(tag, eqns, used, count)
 
-    def _while(self, eqn: JaxprEqn, count: float) -> None:
+    def _while(self, eqn: Equation, count: float) -> None:
         self.notes.append(f"a while loop of unknown length is counted {self.loop_trips} time(s)")
         self.body(eqn.params["cond_jaxpr"].jaxpr, count * self.loop_trips)
         self.body(eqn.params["body_jaxpr"].jaxpr, count * self.loop_trips)
 
-    def _collective(self, eqn: JaxprEqn, count: float) -> None:
+    def _collective(self, eqn: Equation, count: float) -> None:
         cost = self.machine.eqn_collective(eqn)
         if not cost.seconds:
             return
@@ -174,8 +174,8 @@ class Ledger:
     def _kernel(
         self,
         tag: tuple[int, str] | None,
-        eqns: list[JaxprEqn],
-        used: Callable[[Iterable[JaxprEqn]], list[Any]],
+        eqns: list[Equation],
+        used: Callable[[Iterable[Equation]], list[Any]],
         count: float,
     ) -> None:
         if tag is None and all(not v.aval.shape for e in eqns for v in e.outvars):
@@ -197,7 +197,7 @@ class Ledger:
             )
         )
 
-    def kernel_cost(self, tag: tuple[int, str] | None, eqns: list[JaxprEqn], outputs: list[Any]) -> Cost:
+    def kernel_cost(self, tag: tuple[int, str] | None, eqns: list[Equation], outputs: list[Any]) -> Cost:
         eqn = eqns[0]
         if tag is None and eqn.primitive.name == "dynamic_slice" and reshard_tag(eqn) >= 0:
             return self.machine.slice_cost(eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
@@ -211,7 +211,7 @@ def _size(var: Any) -> float:
     return size
 
 
-def _last_readers(jaxpr: Any) -> Callable[[Iterable[JaxprEqn]], list[Any]]:
+def _last_readers(jaxpr: Any) -> Callable[[Iterable[Equation]], list[Any]]:
     """Return a function that lists what some equations make and others read."""
     readers: dict[Any, set[int]] = {}
     for eqn in jaxpr.eqns:
@@ -220,10 +220,8 @@ def _last_readers(jaxpr: Any) -> Callable[[Iterable[JaxprEqn]], list[Any]]:
                 readers.setdefault(var, set()).add(id(eqn))
     final = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
 
-    def crossing(eqns: Iterable[JaxprEqn]) -> list[Any]:
+    def crossing(eqns: Iterable[Equation]) -> list[Any]:
         inside = {id(e) for e in eqns}
         return [v for e in eqns for v in e.outvars if v in final or readers.get(v, set()) - inside]
 
     return crossing
-
-

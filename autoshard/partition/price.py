@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import Literal
 
 import cost_models as cm
 from autoshard.layout import Axes, MeshShape, mesh_size
 from autoshard.partition.vector import vector_work
-from autoshard.program import itemsize
+from autoshard.program import Equation, itemsize
 
 __all__ = ["COLLECTIVES", "Cost", "Machine"]
 
@@ -78,7 +78,7 @@ class Machine:
     # Collectives ------------------------------------------------------------------------------
 
     def collective_cost(
-        self, kind: str, before: Sequence[int], after: Sequence[int], dtype: Any, axes: Axes
+        self, kind: Any, before: Sequence[int], after: Sequence[int], dtype: Any, axes: Axes
     ) -> Cost:
         """Price a collective by the local shapes that it takes and returns."""
         ways = mesh_size(axes, self.mesh)
@@ -88,7 +88,7 @@ class Machine:
             "all_to_all": taken * ways,
             "collective_permute": taken,
         }.get(kind, taken)
-        found = cm.collective_seconds(kind, full, tuple(axes), self.placement)  # type: ignore[arg-type]
+        found = cm.collective_seconds(kind, full, tuple(axes), self.placement)
         return self._wire(found, before, after, dtype)
 
     def permute_cost(
@@ -150,7 +150,7 @@ class Machine:
 
     # Kernels ----------------------------------------------------------------------------------
 
-    def eqn_collective(self, eqn: JaxprEqn) -> Cost:
+    def eqn_collective(self, eqn: Equation) -> Cost:
         """Price a collective equation."""
         kind = COLLECTIVES[eqn.primitive.name]
         axes = eqn.params.get("axes") or eqn.params.get("axis_name")
@@ -164,7 +164,7 @@ class Machine:
         ]
         return add_costs(total)
 
-    def kernel(self, eqns: Sequence[JaxprEqn], outputs: Iterable[Any]) -> Cost:
+    def kernel(self, eqns: Sequence[Equation], outputs: Iterable[Any]) -> Cost:
         """Price equations that run as one kernel.
 
         Operands from outside are read from HBM once, `outputs` written once; in between nothing is stored.
@@ -197,11 +197,11 @@ class Machine:
             hbm_bytes=touched,
         )
 
-    def is_view(self, eqns: Sequence[JaxprEqn]) -> bool:
+    def is_view(self, eqns: Sequence[Equation]) -> bool:
         """Tell a kernel that moves nothing: free ops, and reshapes that keep rows of whole lanes."""
         return all(e.primitive.name in _FREE or self._is_bitcast(e) for e in eqns)
 
-    def _is_bitcast(self, eqn: JaxprEqn) -> bool:
+    def _is_bitcast(self, eqn: Equation) -> bool:
         if eqn.primitive.name not in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
             return False
         if isinstance(eqn.invars[0], Literal):
@@ -213,9 +213,9 @@ class Machine:
         if eqn.primitive.name != "reshape" or not before or not after:
             return False
         lanes = self.chip.lanes
-        return before[-1] == after[-1] or (before[-1] % lanes == 0 and after[-1] % lanes == 0)
+        return bool(before[-1] == after[-1] or (before[-1] % lanes == 0 and after[-1] % lanes == 0))
 
-    def _read_bytes(self, eqn: JaxprEqn, i: int) -> float:
+    def _read_bytes(self, eqn: Equation, i: int) -> float:
         """Bytes that an equation reads of one operand."""
         name = eqn.primitive.name
         aval = eqn.invars[i].aval
@@ -229,7 +229,7 @@ class Machine:
             return self.bytes_of(updates.shape, updates.dtype)
         return self.bytes_of(aval.shape, aval.dtype)
 
-    def _in_place_bytes(self, eqn: JaxprEqn) -> float:
+    def _in_place_bytes(self, eqn: Equation) -> float:
         """Bytes of the result that stay where they are."""
         name = eqn.primitive.name
         if name == "dynamic_update_slice" or name.startswith("scatter"):
@@ -238,7 +238,7 @@ class Machine:
             return max(0.0, self.bytes_of(out.shape, out.dtype) - self.bytes_of(update.shape, update.dtype))
         return 0.0
 
-    def _work(self, eqn: JaxprEqn) -> Cost:
+    def _work(self, eqn: Equation) -> Cost:
         name = eqn.primitive.name
         if name in _FREE:
             return FREE
@@ -253,7 +253,7 @@ class Machine:
             vector_seconds=cm.vector_seconds(self.chip, elements=elements, op_class=op_class), flops=flops
         )
 
-    def _dot(self, eqn: JaxprEqn) -> Cost:
+    def _dot(self, eqn: Equation) -> Cost:
         left, right = eqn.invars[0].aval, eqn.invars[1].aval
         (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
         batch = math.prod(left.shape[i] for i in lhs_batch)
@@ -266,7 +266,7 @@ class Machine:
         )
         return Cost(matrix_seconds=seconds, flops=2.0 * batch * m * k * n)
 
-    def _ragged_dot(self, eqn: JaxprEqn) -> Cost:
+    def _ragged_dot(self, eqn: Equation) -> Cost:
         left, right = eqn.invars[0].aval, eqn.invars[1].aval
         m, k, n = math.prod(left.shape[:-1]), left.shape[-1], right.shape[-1]
         size = max(itemsize(left.dtype), itemsize(right.dtype))
@@ -275,7 +275,7 @@ class Machine:
         )
         return Cost(matrix_seconds=seconds, flops=2.0 * m * k * n)
 
-    def _convolution(self, eqn: JaxprEqn) -> Cost:
+    def _convolution(self, eqn: Equation) -> Cost:
         numbers = eqn.params["dimension_numbers"]
         left, right, out = eqn.invars[0].aval, eqn.invars[1].aval, eqn.outvars[0].aval
         groups = eqn.params["feature_group_count"]
@@ -303,7 +303,7 @@ class Machine:
         return Cost(matrix_seconds=seconds / dilation, flops=flops)
 
 
-def _precision(eqn: JaxprEqn, size: float) -> Any:
+def _precision(eqn: Equation, size: float) -> Any:
     given = eqn.params.get("precision")
     if given is None or size < 4:
         return "default"

@@ -263,7 +263,8 @@ def apply_steps(x: Any, steps: Sequence[Step], mesh: MeshShape) -> Any:
         elif step.kind == "all_to_all":
             x = lax.all_to_all(x, step.axes, split_axis=step.other, concat_axis=step.dim, tiled=True)
         elif step.kind == "all_reduce":
-            x = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[step.monoid](x, step.axes)
+            reduce: Any = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[step.monoid]
+            x = reduce(x, step.axes)
         else:
             x = lax.ppermute(x, *permutation(step.axes, step.order, mesh))
     return x

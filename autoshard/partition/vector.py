@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from jax.extend.core import JaxprEqn
+from autoshard.program import Equation
 
 __all__ = ["vector_work"]
 
@@ -44,7 +44,7 @@ _CUBIC = {
 _THREEFRY_OPS = 110.0  # 20 rounds of add, rotate and xor, and the key schedule, for two words
 
 
-def vector_work(eqn: JaxprEqn) -> tuple[float, OpClass, float]:
+def vector_work(eqn: Equation) -> tuple[float, OpClass, float]:
     """Return (elements, class of operation, flops) of one equation on local shapes."""
     name = eqn.primitive.name
     taken = max((math.prod(v.aval.shape) for v in eqn.invars), default=1)
@@ -88,7 +88,7 @@ def vector_work(eqn: JaxprEqn) -> tuple[float, OpClass, float]:
     return float(max(made, taken)) if name == "scatter-add" else float(made), "cheap", flops
 
 
-def _reduce_class(eqn: JaxprEqn) -> OpClass:
+def _reduce_class(eqn: Equation) -> OpClass:
     rank = len(eqn.invars[0].aval.shape)
     axes: Any = eqn.params.get("axes", ())
     if rank and rank - 1 in axes:
@@ -98,7 +98,7 @@ def _reduce_class(eqn: JaxprEqn) -> OpClass:
     return "reduce_major"
 
 
-def _sorted_length(eqn: JaxprEqn) -> int:
+def _sorted_length(eqn: Equation) -> int:
     shape = eqn.invars[0].aval.shape
     if not shape:
         return 1

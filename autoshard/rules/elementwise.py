@@ -11,17 +11,17 @@ from typing import Any
 
 from jax import lax
 
-from autoshard.program import Op, shape_of
+from autoshard.program import Op, aval_of, shape_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, names, register
 from autoshard.rules.rule import ShardingRule
 
 UNARY = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e bitcast cbrt ceil clz conj
 convert_element_type cos cosh digamma erf erf_inv erfc exp exp2 expm1 floor imag integer_pow is_finite lgamma
-log log1p logistic neg not population_count real reciprocal reduce_precision round rsqrt sign sin sinh sqrt square
-tan tanh""".split()
-NARY = """add add_any and atan2 clamp complex div eq eq_to ge gt igamma igamma_grad_a igammac le le_to lt lt_to max
-min mul mulhi ne nextafter or polygamma pow random_gamma_grad regularized_incomplete_beta rem select_n shift_left
-shift_right_arithmetic shift_right_logical sub xor zeta""".split()
+log log1p logistic neg not population_count real reciprocal reduce_precision round rsqrt sign sin sinh sqrt
+square tan tanh""".split()
+NARY = """add add_any and atan2 clamp complex div eq eq_to ge gt igamma igamma_grad_a igammac le le_to lt lt_to
+max min mul mulhi ne nextafter or polygamma pow random_gamma_grad regularized_incomplete_beta rem select_n
+shift_left shift_right_arithmetic shift_right_logical sub xor zeta""".split()
 
 # Partial sums pass through these: by operand position, all of them together or the one alone.
 _LINEAR = {
@@ -63,7 +63,9 @@ def _elementwise_rule(op: Op) -> ShardingRule:
 def _both_inexact(op: Op) -> bool:
     import jax.numpy as jnp
 
-    return all(jnp.issubdtype(dtype, jnp.inexact) for dtype in (op.inputs[0].aval.dtype, op.outputs[0].dtype))
+    return all(
+        jnp.issubdtype(dtype, jnp.inexact) for dtype in (aval_of(op.inputs[0]).dtype, op.outputs[0].dtype)
+    )
 
 
 def _scaled_operand(op: Op) -> tuple[int, ...]:

@@ -179,7 +179,10 @@ def _emit_gather(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[A
         **_NO_PROMISES,
     )
     row_dims = [i for i in range(picked.ndim) if i not in numbers.offset_dims]
-    spread = lambda mask: lax.broadcast_in_dim(mask, picked.shape, row_dims)  # noqa: E731
+
+    def spread(mask: Any) -> Any:
+        return lax.broadcast_in_dim(mask, picked.shape, row_dims)
+
     result = jnp.where(spread(held & valid), picked, jnp.zeros((), picked.dtype))
     if _mode(op) == lax.GatherScatterMode.FILL_OR_DROP:
         axes = tuple(a for f in masked for a in view.axes(f))
@@ -196,7 +199,7 @@ def _fill_value(op: Op, dtype: Any) -> Any:
         return jnp.asarray(jnp.nan, dtype)
     if jnp.issubdtype(dtype, jnp.bool_):
         return jnp.asarray(True)
-    info = jnp.iinfo(dtype)
+    info: Any = np.iinfo(np.dtype(dtype))
     return jnp.asarray(info.min if jnp.issubdtype(dtype, jnp.signedinteger) else info.max, dtype)
 
 
@@ -253,11 +256,12 @@ def _emit_scatter(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[
         operand = jnp.where(first, operand, jnp.zeros((), operand.dtype))
     if _masked(roles, view):
         shifted, held, valid = _local_indices(op, roles, indices, view, slice_sizes)
+        # XLA's simplifier reads past the edge when it merges the slice that made the operand with a scatter of
+        # one row that is to be dropped; it does not look through a barrier.
+        operand = lax.optimization_barrier(operand)
         outside = jnp.asarray(np.iinfo(shifted.dtype).max, shifted.dtype)
         shifted = jnp.where((held & valid)[..., None], shifted, outside)
-        return bind(
-            op, [operand, shifted, updates], mode=lax.GatherScatterMode.FILL_OR_DROP, **_NO_PROMISES
-        )
+        return bind(op, [operand, shifted, updates], mode=lax.GatherScatterMode.FILL_OR_DROP, **_NO_PROMISES)
     return bind(op, [operand, indices, updates])
 
 

@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from autoshard.layout import MeshShape, from_spec
-from autoshard.program import Op, shape_of
+from autoshard.program import Op, aval_of, shape_of
 from autoshard.rules.registry import Family, Kind, LocalView, register
 from autoshard.rules.rule import Assignment, Dims, ShardingRule
 
@@ -63,7 +63,7 @@ def _run(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
     env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
 
     def read(atom: Any) -> Any:
-        return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else env[atom]
+        return np.asarray(atom.val, aval_of(atom).dtype) if isinstance(atom, Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
         arrays = [read(a) for a in eqn.invars]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
-from autoshard.program import Op, shape_of
+from autoshard.program import Op, aval_of, shape_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, register
 from autoshard.rules.rule import ShardingRule
 
@@ -52,12 +52,12 @@ def _is_threefry(dtype: Any) -> bool:
 def _batch_shape(op: Op) -> tuple[int, ...]:
     """Dims that all keys of the op share."""
     shapes = [
-        tuple(a.aval.shape)
+        tuple(aval_of(a).shape)
         for a in (*op.inputs, *op.outputs)
-        if jax.dtypes.issubdtype(a.aval.dtype, jax.dtypes.prng_key)
+        if jnp.issubdtype(aval_of(a).dtype, jax.dtypes.prng_key)
     ]
     batch = min(shapes, key=len)
-    if op.name in _DRAWS and not _is_threefry(op.inputs[0].aval.dtype):
+    if op.name in _DRAWS and not _is_threefry(aval_of(op.inputs[0]).dtype):
         return ()  # other generators draw for a batch of keys as a whole: a part of it would draw differently
     if any(shape[: len(batch)] != batch for shape in shapes):
         return ()
@@ -75,7 +75,7 @@ def _emit_bits(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any
     (key,) = operands
     if (
         _is_threefry(key.dtype)
-        and jax.config.jax_threefry_partitionable
+        and jax.config.read("jax_threefry_partitionable")
         and op.params["bit_width"] == 32
     ):
         return [_threefry_part(op, key, view)]

@@ -95,8 +95,8 @@ def _never(op: Op, view: LocalView) -> bool:
 class Family:
     """A rule and an emission shared by some primitives.
 
-    Most ops are emitted by binding their own primitive on the local operands, with `params(op, view)` changed.
-    Where more is needed, `special(op, view)` says so and `emit_special` binds it.
+    Most ops are emitted by binding their own primitive on the local operands, with `params(op, view)`
+    changed. Where more is needed, `special(op, view)` says so and `emit_special` binds it.
     """
 
     name: str

@@ -78,7 +78,9 @@ def _reshape_rule(op: Op) -> ShardingRule:
     source, target = shape_of(op.inputs[0]), op.outputs[0].shape
     if 0 in source:
         return ShardingRule(inputs=(((),) * len(source),), outputs=(((),) * len(target),), sizes={})
-    left, right, sizes, whole = reshape_dims(source, target)
+    order = op.params["dimensions"] or range(len(source))  # a reshape may transpose first
+    moved, right, sizes, whole = reshape_dims([source[d] for d in order], target)
+    left = tuple(moved[list(order).index(d)] for d in range(len(source)))
     return ShardingRule(inputs=(left,), outputs=(right,), sizes=sizes, whole=frozenset(whole), linear=(0,))
 
 

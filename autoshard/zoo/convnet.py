@@ -236,7 +236,7 @@ def init(config: ConvNetConfig, key: jax.Array) -> tuple[Tree, Tree]:
 
 
 def _shape(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
 
 def _features(config: ConvNetConfig) -> int:

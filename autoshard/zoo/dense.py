@@ -141,7 +141,7 @@ def _parameter_shapes(config: DenseConfig) -> Tree:
 
 
 def _token_shape(config: DenseConfig) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((config.batch, config.seq), jnp.int32)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct((config.batch, config.seq), jnp.int32)
 
 
 def _loss(params: Tree, batch: Batch, config: DenseConfig) -> jax.Array:
