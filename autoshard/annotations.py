@@ -42,11 +42,17 @@ def specs_by_path(specs: Any, tree: Any, names: Sequence[str], what: str) -> dic
         jax.tree.map(spread, specs, full, is_leaf=is_leaf)
     except (ValueError, TypeError) as error:
         raise SpecError(
-            f"{what} has another structure than what it describes: {' '.join(str(error).split())}\n"
+            f"{what} has another structure than what it describes: {_said(error, what)}\n"
             f"Give a pytree of PartitionSpec (None for open) like the {what.split('_')[0]}puts, or a prefix:"
             f" {jax.tree.structure(full)}"
         ) from error
     return found
+
+
+def _said(error: Exception, what: str) -> str:
+    """Return what JAX says of two structures, on one line and in the user's words."""
+    text = " ".join(str(error).split()).partition(" so the diff in the metadata")[0]
+    return text.removeprefix("pytree structure error: ").replace("tree_map tree", what).replace(" At that key path, ", ": ")
 
 
 def input_choices(
