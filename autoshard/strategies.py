@@ -35,6 +35,8 @@ __all__ = ["Model", "build_model"]
 # Rounds of colour refinement: nodes whose surroundings agree this far are tied.
 TIE_ROUNDS = 4
 TIE_COPIES = 3
+# Smaller programs are solved without tying: equal surroundings do not always want equal shardings.
+TIE_ABOVE = 1000
 
 
 @dataclass(eq=False)
@@ -535,6 +537,8 @@ def build_model(
 
 def tie(nodes: Sequence[_Node], edges: Sequence[_Edge]) -> list[int]:
     """Give nodes that repeat the same class: equal signatures and equal surroundings."""
+    if len(nodes) <= TIE_ABOVE:
+        return list(range(len(nodes)))
     colours: dict[Any, int] = {}
 
     def number(key: Any) -> int:
