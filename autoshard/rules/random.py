@@ -75,7 +75,7 @@ def _emit_bits(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any
     (key,) = operands
     if (
         _is_threefry(key.dtype)
-        and jax.config.read("jax_threefry_partitionable")
+        and jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
         and op.params["bit_width"] == 32
     ):
         return [_threefry_part(op, key, view)]
