@@ -118,7 +118,7 @@ def matching_source(plan: Plan, fn: Callable[..., Any], args: Sequence[Any]) -> 
         raise PlanMismatchError(
             f"the plan {plan.name!r} was made for another function: its {len(plan.inputs)} inputs have"
             f" the same shapes, but the traced operations differ (program {source.fingerprint[:8]}, plan"
-            f" {plan.fingerprint[:8]}; {source.coverage.ops} ops now, {plan.coverage.ops} then)."
+            f" {plan.fingerprint[:8]}; {source.traced.program.size} ops now, {plan.coverage.ops} then)."
             " Make a new plan with autoshard.suggest."
         )
     return source

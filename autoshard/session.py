@@ -151,16 +151,17 @@ class Source:
 
         return roots_of_products(self.block)
 
-    @cached_property
-    def coverage(self) -> Coverage:
-        """Which ops have rules."""
+    def coverage(self, found: Estimate) -> Coverage:
+        """Return which ops have rules, and their share of the flops of an estimate."""
         missing: dict[str, int] = {}
-        count = 0
         for op in self.traced.program.walk():
-            count += 1
             if family(op).name == "opaque":
                 missing[op.name] = missing.get(op.name, 0) + 1
-        return Coverage(ops=count, without_rule=missing, flops_share=1.0)
+        numbers = number_groups(self.block)
+        opaque = {n for item, n in numbers.items() if any(family(op).name == "opaque" for op in item.ops)}
+        without = sum(e.cost.flops * e.count for e in found.entries if e.group in opaque)
+        share = 1.0 - without / found.flops if found.flops else 1.0
+        return Coverage(ops=self.traced.program.size, without_rule=missing, flops_share=share)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -213,7 +214,7 @@ class Session:
         notes = [*self.notes, *fields.pop("notes", ()), *found.notes]
         timings = {**source.timings, **fields.pop("timings", {})}
         limit = fields.pop("memory_limit_bytes", None) or float(machine.chip.hbm_capacity_bytes)
-        coverage = source.coverage
+        coverage = source.coverage(found)
         return Plan(
             name=name,
             topology=str(machine.placement.topology),
