@@ -6,6 +6,7 @@ Everything here reads finished plans; nothing is priced again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -155,7 +156,7 @@ def _row(plan: Plan, model_flops: float | None) -> dict[str, object]:
     parts = estimate.breakdown()
     kernels = parts["compute"] + parts["hbm"]
     sizes = estimate.peak.by_category()
-    row: dict[str, object] = {
+    row: dict[str, Any] = {
         "topology": plan.topology,
         "mesh": " ".join(f"{axis}={size}" for axis, size in plan.mesh.items()),
         "step_ms": 1e3 * plan.step_seconds,
@@ -166,8 +167,8 @@ def _row(plan: Plan, model_flops: float | None) -> dict[str, object]:
     if model_flops is not None:
         row["mfu"] = plan.mfu(model_flops)
     row["peak_gib"] = estimate.peak_bytes / _GIB
-    row |= {column: sizes.pop(category, 0.0) / _GIB for category, column in _CATEGORIES.items()}
-    row["temporaries_gib"] = sum(sizes.values()) / _GIB
+    row |= {column: sizes.get(category, 0.0) / _GIB for category, column in _CATEGORIES.items()}
+    row["temporaries_gib"] = row["peak_gib"] - sum(row[column] for column in _CATEGORIES.values())
     row["sent_gib"] = sum(c.sent_bytes * c.count for c in estimate.collectives) / _GIB
     row["fits"] = plan.fits
     row["gap"] = plan.gap
