@@ -8,7 +8,7 @@ the choice, so that what is priced is what is emitted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -154,6 +154,18 @@ class _State:
             self.dims[dim] = order
 
 
+def _candidates(
+    shape: Sequence[int], source: Layout, target: Layout, mesh: MeshShape
+) -> Iterator[tuple[Step, ...] | None]:
+    """List the orders to try: slices early, slices late, and finishing and gathering all before slicing."""
+    yield plan_steps(shape, source, target, mesh)
+    yield plan_steps(shape, source, target, mesh, slice_first=False)
+    whole = Layout(((),) * len(shape), target.unreduced, target.monoid)
+    gathered = plan_steps(shape, source, whole, mesh)
+    cut = plan_steps(shape, whole, target, mesh)
+    yield None if gathered is None or cut is None else gathered + cut
+
+
 class Resharder:
     """Plans and prices resharding on one machine; remembers what it found."""
 
@@ -169,8 +181,7 @@ class Resharder:
         if key not in self._found:
             mesh = self.machine.mesh
             best = IMPOSSIBLE
-            for slice_first in (True, False):
-                steps = plan_steps(shape, source, target, mesh, slice_first=slice_first)
+            for steps in _candidates(shape, source, target, mesh):
                 if steps is not None:
                     seconds = self._seconds(steps, local_shape(shape, source, mesh), dtype)
                     if seconds < best.seconds:

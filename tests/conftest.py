@@ -1,0 +1,8 @@
+"""Eight virtual CPU devices for every test; this has to be said before JAX starts."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+_FLAG = "--xla_force_host_platform_device_count=8"
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()

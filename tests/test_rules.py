@@ -1,0 +1,283 @@
+"""Sharding rules: their text for every family, and the arithmetic of reshapes."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from autoshard.program import Op
+from autoshard.rules import ShardingRule, families, family, rule_of
+from autoshard.rules.shape import reshape_dims
+from autoshard.trace import trace
+
+KEY = jax.random.key(0)
+KEYS = jax.eval_shape(lambda: jax.random.split(KEY, 8))
+RBG_KEYS = jax.eval_shape(lambda: jax.random.split(jax.random.key(0, impl="rbg"), 8))
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def i32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def op_of(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> Op:
+    """Return the last op with a name."""
+    return [op for op in trace(fn, args).program.walk() if op.name == name][-1]
+
+
+def conv(groups: int = 1, padding: str = "SAME") -> Callable[..., Any]:
+    return lambda x, w: lax.conv_general_dilated(
+        x, w, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
+    )
+
+
+def conv_grad(groups: int = 1) -> Callable[..., Any]:
+    return lambda x, w: jax.grad(lambda w: conv(groups)(x, w).sum())(w)
+
+
+CASES = [
+    ("dot_general", lambda x, w: x @ w, (f32(8, 4), f32(4, 2)), "(m0 k0), (k0 n1) -> (m0 n1) {reduce: k0}"),
+    (
+        "dot_general",
+        lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k),
+        (f32(2, 8, 4, 3), f32(2, 8, 4, 3)),
+        "(b0 m1 b1 k0), (b0 n1 b1 k0) -> (b0 b1 m1 n1) {reduce: k0}",
+    ),
+    ("dot_general", lambda x, w: x @ w, (f32(8, 1), f32(1, 2)), "(m0 1), (1 n1) -> (m0 n1) {reduce: k0}"),
+    ("add", jnp.add, (f32(4, 2), f32(4, 2)), "(d0 d1), (d0 d1) -> (d0 d1) {linear: 0 1}"),
+    ("mul", lambda x: 2 * x, (f32(4, 2),), "(), (d0 d1) -> (d0 d1) {linear: 1}"),
+    ("mul", jnp.multiply, (f32(4, 2), f32(4, 2)), "(d0 d1), (d0 d1) -> (d0 d1)"),
+    ("div", lambda x: x / 3, (f32(4, 2),), "(d0 d1), () -> (d0 d1) {linear: 0}"),
+    ("exp", jnp.exp, (f32(4, 1, 2),), "(d0 1 d2) -> (d0 1 d2)"),
+    ("convert_element_type", lambda x: x.astype(jnp.bfloat16), (f32(4),), "(d0) -> (d0) {linear: 0}"),
+    ("convert_element_type", lambda x: x.astype(jnp.int32), (f32(4),), "(d0) -> (d0)"),
+    ("broadcast_in_dim", lambda x: jnp.broadcast_to(x, (3, 4, 2)), (f32(4, 1),), "(d1 1) -> (d0 d1 d2)"),
+    ("iota", lambda: lax.broadcasted_iota(jnp.int32, (4, 2), 0), (), " -> (d0 d1)"),
+    ("transpose", lambda x: x.transpose(2, 0, 1), (f32(2, 3, 4),), "(d0 d1 d2) -> (d2 d0 d1) {linear: 0}"),
+    ("squeeze", lambda x: x.squeeze(1), (f32(2, 1, 4),), "(d0 1 d2) -> (d0 d2) {linear: 0}"),
+    ("reduce_sum", lambda x: x.sum(1), (f32(2, 3, 4),), "(d0 d1 d2) -> (d0 d2) {reduce: d1; linear: 0}"),
+    ("reduce_max", lambda x: x.max(0), (f32(2, 3),), "(d0 d1) -> (d1) {reduce: d0=max}"),
+    ("reduce_min", lambda x: x.min((0, 1)), (f32(2, 3),), "(d0 d1) -> () {reduce: d0=min d1=min}"),
+    ("reduce_prod", lambda x: x.prod(0), (f32(2, 3),), "(1 d1) -> (d1)"),
+    ("argmax", lambda x: x.argmax(1), (f32(2, 3),), "(d0 1) -> (d0)"),
+    ("reshape", lambda x: x.reshape(4, 8, 4), (f32(4, 32),), "(f0 (f1 f2)) -> (f0 f1 f2) {linear: 0}"),
+    (
+        "reshape",
+        lambda x: x.reshape(6, 4),
+        (f32(4, 6),),
+        "((f0 f1) f2) -> ((f0 f3) f4) {whole: f1 f2 f3 f4; linear: 0}",
+    ),
+    (
+        "reshape",
+        lambda x: lax.reshape(x, (8, 3), (1, 0, 2)),
+        (f32(2, 4, 3),),
+        "(f1 f0 f2) -> ((f0 f1) f2) {linear: 0}",
+    ),
+    ("slice", lambda x: x[:, 1:3], (f32(2, 4),), "(d0 1) -> (d0 1) {linear: 0}"),
+    ("pad", lambda x: jnp.pad(x, ((0, 0), (1, 2))), (f32(2, 4),), "(d0 1), () -> (d0 1)"),
+    (
+        "concatenate",
+        lambda x: jnp.concatenate([x, x], 1),
+        (f32(2, 4),),
+        "(d0 1), (d0 1) -> (d0 1) {linear: 0 1}",
+    ),
+    ("split", lambda x: jnp.split(x, 2, 1), (f32(2, 4),), "(d0 1) -> (d0 1), (d0 1) {linear: 0}"),
+    ("rev", lambda x: x[::-1], (f32(2, 4),), "(1 d1) -> (1 d1) {linear: 0}"),
+    (
+        "dynamic_slice",
+        lambda x, i: lax.dynamic_slice_in_dim(x, i, 1, 0),
+        (f32(2, 4), i32()),
+        "(1 d1), (), () -> (1 d1) {linear: 0}",
+    ),
+    (
+        "dynamic_update_slice",
+        lambda x, u, i: lax.dynamic_update_slice_in_dim(x, u, i, 0),
+        (f32(2, 4), f32(1, 4), i32()),
+        "(1 d1), (1 d1), (), () -> (1 d1)",
+    ),
+    ("cumsum", lambda x: x.cumsum(0), (f32(2, 4),), "(1 d1) -> (1 d1) {linear: 0}"),
+    ("cummax", lambda x: lax.cummax(x, 0), (f32(2, 4),), "(1 d1) -> (1 d1)"),
+    ("sort", lambda x: jnp.sort(x, 1), (f32(2, 4),), "(d0 1) -> (d0 1)"),
+    ("top_k", lambda x: lax.top_k(x, 2), (f32(8, 4),), "(d0 1) -> (d0 1), (d0 1)"),
+    ("gather", lambda t, i: t[i], (f32(16, 8), i32(4, 2)), "(o0 o1), (r0 r1 1) -> (r0 r1 o1) {reduce: o0}"),
+    ("gather", lambda t, i: t[i] > 0, (f32(16, 8), i32(4)), "(o0 o1), (r0 1) -> (r0 o1) {reduce: o0}"),
+    (
+        "gather",
+        lambda t, i: (t > 0)[i],
+        (f32(16, 8), i32(4)),
+        "(1 o1), (r0 1) -> (r0 o1)",
+    ),
+    ("gather", lambda k, i: k[i], (KEYS, i32(4)), "(1), (r0 1) -> (r0)"),
+    (
+        "gather",
+        lambda x, i: jnp.take_along_axis(x, i, 1),
+        (f32(4, 8), i32(4, 2)),
+        "(r0 o1), (r0 r1 1) -> (r0 r1) {reduce: o1}",
+    ),
+    (
+        "scatter-add",
+        lambda t, i, u: t.at[i].add(u),
+        (f32(16, 8), i32(4), f32(4, 8)),
+        "(o0 o1), (r0 1), (r0 o1) -> (o0 o1) {reduce: r0}",
+    ),
+    (
+        "scatter",
+        lambda t, i, u: t.at[i].set(u),
+        (f32(16, 8), i32(4), f32(4, 8)),
+        "(o0 o1), (1 1), (1 o1) -> (o0 o1)",
+    ),
+    (
+        "conv_general_dilated",
+        conv(),
+        (f32(2, 8, 8, 4), f32(3, 1, 4, 8)),
+        "(b 1 s1 i), (1 1 i o) -> (b 1 s1 o) {reduce: i}",
+    ),
+    (
+        "conv_general_dilated",
+        conv(2),
+        (f32(2, 8, 8, 4), f32(3, 3, 2, 8)),
+        "(b 1 1 (g i)), (1 1 i (g o)) -> (b 1 1 (g o)) {reduce: i}",
+    ),
+    (
+        "conv_general_dilated",
+        conv_grad(),
+        (f32(2, 8, 8, 4), f32(3, 3, 4, 6)),
+        "(i 1 1 b), (i 1 1 o) -> (1 1 b o) {reduce: i}",
+    ),
+    (
+        "conv_general_dilated",
+        conv_grad(2),
+        (f32(2, 8, 8, 4), f32(3, 3, 2, 6)),
+        "(i 1 1 (g b)), (i 1 1 (g o)) -> (1 1 b (g o)) {reduce: i}",
+    ),
+    (
+        "reduce_window_max",
+        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 1), (1, 2, 1), "VALID"),
+        (f32(2, 8, 4),),
+        "(d0 1 d2) -> (d0 1 d2)",
+    ),
+    ("random_bits", lambda k: jax.random.bits(k, (8, 4)), (KEY,), "() -> (s0 s1)"),
+    ("random_bits", jax.vmap(lambda k: jax.random.bits(k, (4,))), (KEYS,), "(b0) -> (b0 1)"),
+    ("random_bits", jax.vmap(lambda k: jax.random.bits(k, (4,))), (RBG_KEYS,), "(1) -> (s0 s1)"),
+    ("random_split", lambda k: jax.random.split(k, 4), (KEY,), "() -> (1)"),
+    ("random_fold_in", jax.vmap(jax.random.fold_in), (KEYS, i32(8)), "(b0), (b0) -> (b0)"),
+    ("cholesky", jnp.linalg.cholesky, (f32(4, 4),), "(1 1) -> (1 1)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "fn", "args", "text"), CASES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CASES)]
+)
+def test_a_rule_reads_as_expected(name: str, fn: Any, args: tuple[Any, ...], text: str) -> None:
+    assert str(rule_of(op_of(fn, args, name))) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "fn", "args", "text"), CASES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CASES)]
+)
+def test_a_rule_parses_to_itself(name: str, fn: Any, args: tuple[Any, ...], text: str) -> None:
+    rule = rule_of(op_of(fn, args, name))
+    again = ShardingRule.parse(text, rule.sizes)
+    assert again == rule and str(again) == text
+
+
+def test_whole_factors_are_never_split() -> None:
+    rule = ShardingRule.parse("(a b) -> (a b) {whole: b}", {"a": 8, "b": 8})
+    assert rule.factors == ("a",)
+    assert rule.valid({"a": ("x",)}, {"x": 2}) and not rule.valid({"b": ("x",)}, {"x": 2})
+
+
+def test_a_minor_factor_is_split_only_behind_full_major_ones() -> None:
+    rule = ShardingRule.parse("((a b)) -> (a b)", {"a": 4, "b": 4})
+    mesh = {"x": 2, "y": 4}
+    assert rule.valid({"a": ("y",), "b": ("x",)}, mesh)
+    assert not rule.valid({"a": ("x",), "b": ("y",)}, mesh)
+    assert not rule.valid({"b": ("x",)}, mesh)
+
+
+def test_uneven_splits_and_mixed_monoids_are_not_valid() -> None:
+    rule = ShardingRule.parse("(a b) -> () {reduce: a b=max}", {"a": 6, "b": 4})
+    assert rule.valid({"a": ("x",)}, {"x": 2, "y": 4})
+    assert not rule.valid({"a": ("y",)}, {"x": 2, "y": 4})
+    assert not rule.valid({"a": ("x",), "b": ("y",)}, {"x": 2, "y": 4})
+
+
+def test_an_op_without_a_rule_is_whole_everywhere() -> None:
+    op = op_of(jnp.linalg.eigh, (f32(4, 4),), "eigh")
+    assert family(op).name == "opaque" and not rule_of(op).factors
+
+
+def test_a_primitive_belongs_to_one_family() -> None:
+    from autoshard.rules import register
+
+    with pytest.raises(ValueError, match="'dot_general' already belongs to family 'dot'"):
+        register(families["add"], ["dot_general"])
+
+
+# Reshape ---------------------------------------------------------------------------------------------
+
+
+@st.composite
+def reshapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    primes = draw(st.lists(st.sampled_from([2, 2, 2, 3, 5]), max_size=6))
+
+    def cut(order: list[int]) -> tuple[int, ...]:
+        places = sorted(draw(st.lists(st.integers(0, len(order)), max_size=3)))
+        edges = [0, *places, len(order)]
+        return tuple(math.prod(order[a:b]) for a, b in zip(edges, edges[1:], strict=False))
+
+    return cut(primes), cut(draw(st.permutations(primes)))
+
+
+@given(reshapes())
+def test_factors_multiply_to_the_dims(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    left, right, sizes, whole = reshape_dims(*shapes)
+    for dims, shape in zip((left, right), shapes, strict=True):
+        assert tuple(math.prod(sizes[f] for f in dim) for dim in dims) == shape
+    free = [[f for dim in dims for f in dim if f not in whole] for dims in (left, right)]
+    assert free[0] == free[1]
+    assert len(set(free[0])) == len(free[0])
+
+
+@settings(max_examples=200)
+@given(reshapes(), st.data())
+def test_a_local_reshape_is_a_part_of_the_global_one(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], data: st.DataObject
+) -> None:
+    """Cut the source by a valid split, reshape each part: the parts are those of the target."""
+    left, right, sizes, whole = reshape_dims(*shapes)
+    mesh = {"x": 2, "y": 3, "z": 2}
+    rule = ShardingRule(inputs=(left,), outputs=(right,), sizes=sizes, whole=frozenset(whole))
+    assignment: dict[str, tuple[str, ...]] = {}
+    for axis in mesh:
+        factor = data.draw(st.sampled_from([None, *rule.factors]))
+        if factor is not None:
+            more = {**assignment, factor: (*assignment.get(factor, ()), axis)}
+            if rule.valid(more, mesh):
+                assignment = more
+    source, target = shapes
+    array = np.arange(math.prod(source)).reshape(source)
+    for place in np.ndindex(*mesh.values()):
+        at = dict(zip(mesh, place, strict=True))
+        part = _part(array, rule.layout(left, assignment).dims, mesh, at)
+        want = _part(array.reshape(target), rule.layout(right, assignment).dims, mesh, at)
+        np.testing.assert_array_equal(part.reshape(want.shape), want)
+
+
+def _part(array: Any, dims: Any, mesh: dict[str, int], at: dict[str, int]) -> Any:
+    for d, axes in enumerate(dims):
+        index, ways = 0, 1
+        for axis in axes:
+            index, ways = index * mesh[axis] + at[axis], ways * mesh[axis]
+        array = np.split(array, ways, axis=d)[index]
+    return array
