@@ -257,7 +257,7 @@ def read_annotations(texts: Sequence[str]) -> Mapping[str, PartitionSpec]:
 def _entries(text: str, spec: str) -> list[Any]:
     plain = re.sub(r"^\s*(?:P|PartitionSpec)\((.*)\)\s*$", r"\1", spec)
     entries: list[Any] = []
-    for part in re.findall(r"\([^)]*\)|[^,]+", plain):
+    for part in re.findall(r"\s*\([^)]*\)\s*|[^,]+", plain):
         names = [name.strip().strip("'\"") for name in part.strip().strip("()").split(",") if name.strip()]
         wrong = [name for name in names if not re.fullmatch(r"[A-Za-z_]\w*|\?", name)]
         if wrong or not names:

@@ -213,6 +213,9 @@ def _peak_place(plan: Plan) -> str:
 def _memory_table(plan: Plan) -> RenderableType:
     limit = plan.memory_limit_bytes
     parts = plan.estimate.peak.by_category()
+    rest = plan.estimate.peak_bytes - sum(parts.values())
+    if rest > 1:  # what the peak counts beyond the buffers that it names
+        parts["not itemised"] = rest
     unit, scale = size_unit(plan.estimate.peak_bytes)
     table = grid(("", "whole"), (unit, "r"), ("of limit", "r"), ("", "l"))
     for category, size in sorted(parts.items(), key=lambda item: -item[1]):
