@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from autoshard.report.page import Bar, grid
+from autoshard.report.page import grid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +30,6 @@ def comparison_view(table: pd.DataFrame) -> RenderableType:
     rows = [{"plan": name, **record} for name, record in records.items()]
     rows.sort(key=lambda row: (not row["fits"], row["step_ms"]))
     best = rows[0]["step_ms"] or 1.0
-    longest = max(row["step_ms"] for row in rows) or 1.0
     use = "mfu" if "mfu" in table.columns else "hfu"
     where = [c for c in ("topology", "mesh") if table[c].nunique() > 1]
     view = grid(
@@ -41,20 +40,18 @@ def comparison_view(table: pd.DataFrame) -> RenderableType:
         *((title, "r") for title in _MILLISECONDS.values()),
         (use.upper(), "r"),
         ("peak GiB", "r"),
-        ("fits", "l"),
-        ("", "l"),
+        ("fits", "whole"),
     )
     for row in rows:
         view.add_row(
             Text(str(row["plan"])),
             *(Text(str(row[c])) for c in where),
-            Text(f"{row['step_ms']:,.3f}"),
+            Text(_ms(row["step_ms"], best)),
             Text(_slower(row["step_ms"] / best)),
-            *(Text(f"{row[column]:,.1f}") for column in _MILLISECONDS),
+            *(Text(_ms(row[column], best)) for column in _MILLISECONDS),
             Text(f"{100 * row[use]:.1f} %"),
             Text(f"{row['peak_gib']:,.2f}"),
             _fits(row),
-            Bar(share=row["step_ms"] / longest, width=10),
         )
     return view
 
@@ -63,7 +60,12 @@ def _fits(row: dict[Any, Any]) -> Text:
     return Text("yes", style="green") if row["fits"] else Text("NO", style="bold red")
 
 
+def _ms(value: float, best: float) -> str:
+    """Write milliseconds to a place that tells plans apart from one that takes `best`."""
+    return f"{value:,.{1 if best >= 100 else 3 if best >= 1 else 6}f}"
+
+
 def _slower(ratio: float) -> str:
     if ratio == 1:
         return ""
-    return f"{ratio:.2f} x" if ratio >= 2 else f"{100 * (ratio - 1):+.1f} %"
+    return f"{ratio:,.1f} x" if ratio >= 2 else f"{100 * (ratio - 1):+.1f} %"
