@@ -2,13 +2,14 @@
 
 A buffer lives from the kernel that makes it to the last one that reads it. What never leaves a kernel needs
 none; views, barriers, in-place updates and loop carries share their operand's. An elementwise kernel may
-overwrite an operand that dies in it. Inputs stay unless donated.
+overwrite an operand that dies in it. Inputs stay unless donated. A kernel with a large result may wait until
+the result is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.extend.core import Literal
@@ -86,6 +87,7 @@ class _Liveness:
     def __init__(self, machine: Machine, kernels_of: Callable[[Any], list[tuple[Any, list[Any]]]]) -> None:
         self.machine = machine
         self.kernels_of = kernels_of
+        self._inner: dict[tuple[int, ...], tuple[float, str, list[_Root]]] = {}
 
     def program(
         self, jaxpr: Any, donated: Sequence[bool], names: Sequence[str], categories: Sequence[str]
@@ -126,8 +128,30 @@ class _Liveness:
     def _body(
         self, jaxpr: Any, roots: dict[Any, _Root], *, owns_inputs: bool
     ) -> tuple[float, str, list[_Root]]:
-        """Peak of a body beyond what its caller counts: inputs count only at the top."""
-        kernels = self.kernels_of(jaxpr)
+        """Peak of a body beyond what its caller counts: inputs count only at the top.
+
+        Of the program's own order and one that puts large results off, the better counts, as a compiler
+        schedules. `roots` is left as that order makes it.
+        """
+        own = self.kernels_of(jaxpr)
+        late = self._late(jaxpr, own)
+        attempts = []
+        for kernels in (own, late) if late != own else (own,):
+            copied = {var: replace(root) for var, root in roots.items()}
+            attempts.append((self._ordered(jaxpr, kernels, copied, owns_inputs=owns_inputs), copied))
+        found, made = min(attempts, key=lambda attempt: attempt[0][0])
+        roots.update(made)
+        return found
+
+    def _ordered(
+        self,
+        jaxpr: Any,
+        kernels: list[tuple[Any, list[Any]]],
+        roots: dict[Any, _Root],
+        *,
+        owns_inputs: bool,
+    ) -> tuple[float, str, list[_Root]]:
+        """Peak of a body whose kernels run in the given order."""
         outside = {v for v in roots} if not owns_inputs else set()
         last: dict[Any, int] = {}
         for t, (_, eqns) in enumerate(kernels):
@@ -163,6 +187,45 @@ class _Liveness:
         excluded = {id(roots[v]) for v in outside}
         counted = [r for i, r in unique.items() if i not in excluded]
         return self._sweep(kernels, counted, inner, end)
+
+    def _late(self, jaxpr: Any, kernels: list[tuple[Any, list[Any]]]) -> list[tuple[Any, list[Any]]]:
+        """Put off kernels whose results are larger than what they alone keep alive, as a compiler would.
+
+        Such a kernel runs just before the first that reads it, or at the end of the body.
+        """
+        end = len(kernels)
+        readers: dict[Any, list[int]] = {}
+        for t, (_, eqns) in enumerate(kernels):
+            for eqn in eqns:
+                for var in eqn.invars:
+                    if not isinstance(var, Literal):
+                        readers.setdefault(var, []).append(t)
+        for var in jaxpr.outvars:
+            if not isinstance(var, Literal):
+                readers.setdefault(var, []).append(end)
+        given = {*jaxpr.invars, *jaxpr.constvars}
+        place = [float(t) for t in range(end)]
+        for t in reversed(range(end)):
+            tag, eqns = kernels[t]
+            if tag is None or any(_bodies(eqn) for eqn in eqns):
+                continue
+            made = {v for eqn in eqns for v in eqn.outvars}
+            first = min(
+                (place[r] if r < end else float(end) for v in made for r in readers.get(v, []) if r != t),
+                default=place[t],
+            )
+            if first <= place[t] + 1:
+                continue
+            held = {v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal)} - made - given
+            prolonged = [v for v in held if all(place[r] < first for r in readers[v] if r < end and r != t)]
+            gained = sum(self._bytes(v) for v in made if any(r != t for r in readers.get(v, [])))
+            if gained > sum(self._bytes(v) for v in prolonged if end not in readers[v]):
+                place[t] = first - 0.5
+        order = sorted(range(end), key=lambda t: (place[t], t))
+        return [kernels[t] for t in order]
+
+    def _bytes(self, var: Any) -> float:
+        return float(self.machine.bytes_of(var.aval.shape, var.aval.dtype))
 
     def _sweep(
         self,
@@ -203,6 +266,12 @@ class _Liveness:
 
     def _inner_peak(self, eqns: list[Any]) -> tuple[float, str, list[_Root]]:
         """Peak inside the bodies of a loop or branch, beyond what the loop takes and returns."""
+        key = tuple(map(id, eqns))
+        if key not in self._inner:
+            self._inner[key] = self._peak_of_bodies(eqns)
+        return self._inner[key]
+
+    def _peak_of_bodies(self, eqns: list[Any]) -> tuple[float, str, list[_Root]]:
         found: tuple[float, str, list[_Root]] = (0.0, "", [])
         for eqn in eqns:
             for body in _bodies(eqn):

@@ -133,6 +133,16 @@ def run(kind: str, size: float, axes: str = "x", trips: float = 1.0, group: int 
             ["partial sums added before one reduce-scatter"] * 2,
         ),
         (
+            [run("all-reduce", 8e6, group=g) for g in (3, 3, 4, 4, 4)],
+            [run("all-reduce", 8e6, group=8), run("all-reduce", 8e6, group=9)],
+            ["partial sums added before one all-reduce"] * 3,
+        ),
+        (
+            [run("all-gather", 8e6, group=3), run("all-gather", 8e6, group=4)],
+            [run("all-gather", 8e6, group=3)],
+            ["one all-gather for several readers"],
+        ),
+        (
             [run("reduce-scatter", 64e6, trips=4)],
             [run("reduce-scatter", 66e6, trips=4), run("collective-permute", 2e6, trips=4)],
             ["widened reduce-scatter", "collective-permute behind a reduce-scatter"],

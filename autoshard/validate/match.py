@@ -3,7 +3,8 @@
 Both sides are lists of runs: kind, mesh axes, bytes, runs in a step. What agrees is paired first. Then the
 known habits of XLA are recognised, each by its own name: it combines several collectives into one, sums where
 a reduce-scatter or an all-gather was asked for, moves a cast across, adds partial sums before reducing them,
-and shifts the shards of a reduce-scatter into place. What is left on either side is not explained.
+moves an array once for all that read it, and shifts the shards of a reduce-scatter into place. What is left
+on either side is not explained.
 """
 
 from __future__ import annotations
@@ -187,6 +188,7 @@ def match(predicted: Sequence[Run], compiled: Sequence[Run]) -> Match:
         state.combined(exactly)
     state.recast()
     state.added_first()
+    state.shared()
     state.shifted()
     state.leftovers()
     ordered = sorted(state.found, key=lambda d: -max(d.predicted_bytes, d.compiled_bytes))
@@ -220,7 +222,7 @@ class _State:
                     and (ask.group == got.group) >= near
                 ]
                 if fits:
-                    self._pair(min(fits, key=lambda ask: abs(ask.bytes - got.bytes)), got)
+                    self._pair(min(fits, key=lambda ask: (abs(ask.bytes - got.bytes), self._seen(ask))), got)
                     self.agreed += 1
 
     def combined(self, exactly: bool) -> None:
@@ -268,6 +270,21 @@ class _State:
                 self.predicted.remove(ask)
                 self._note(f"partial sums added before one {ask.kind}", str(ask), [ask], [])
 
+    def shared(self) -> None:
+        """Drop predicted moves of an array that the compiler moves once for several readers.
+
+        An array that two groups read in the same layout is predicted to move for each; which array it is, the
+        estimate does not say, so equal kind, axes, bytes and runs stand for it.
+        """
+        kinds = ("all-gather", "all-to-all", "collective-permute")
+        for ask in list(self.predicted):
+            if ask.kind in kinds and any(
+                (run.kind, run.axes, run.bytes, run.trips) == (ask.kind, ask.axes, ask.bytes, ask.trips)
+                for run in self.paired
+            ):
+                self.predicted.remove(ask)
+                self._note(f"one {ask.kind} for several readers", str(ask), [ask], [])
+
     def shifted(self) -> None:
         """Recognise the permutes by which the TPU compiler puts the shards of a reduce-scatter in place."""
         scattered = {(run.axes, run.trips) for run in self.paired if run.kind == "reduce-scatter"}
@@ -282,6 +299,10 @@ class _State:
             self._note("collective not predicted", str(got), [], [got], explained=False)
         for ask in self.predicted:
             self._note("predicted collective not compiled", str(ask), [ask], [], explained=False)
+
+    def _seen(self, ask: Run) -> int:
+        """How many runs for the same group are paired already: each group gets one before any gets two."""
+        return sum(run.group == ask.group for run in self.paired)
 
     def _like(self, got: Run) -> list[Run]:
         return [ask for ask in self.predicted if ask.axes == got.axes and ask.trips == got.trips]
