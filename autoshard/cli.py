@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+import jax
 from rich.console import Console, RenderableType
 from rich.text import Text
 
@@ -147,6 +148,7 @@ def suggest(
     as_json: bool,
 ) -> None:
     _require_folder(out)
+    _stay_on_cpu()
     mesh, given = cli_input.read_mesh(mesh_text), cli_input.read_annotations(annotate)
     loaded = cli_input.read_program(program)
     with _interruptible("planning") as (progress, interrupts):
@@ -228,6 +230,7 @@ def compare(
     from autoshard.baselines import baselines
     from autoshard.compare import compare as table_of
 
+    _stay_on_cpu()
     plans = [cli_input.read_plan(path) for path in plan_paths]
     mesh = cli_input.read_mesh(mesh_text)
     if plans:
@@ -278,6 +281,8 @@ def compare(
 def validate(program: str, plan_path: str, level: str, as_json: bool) -> None:
     from autoshard.validate import ArtifactError, ProfileError, WorkerError
 
+    if level != "profile":
+        _stay_on_cpu()
     plan = cli_input.read_plan(plan_path)
     loaded = cli_input.read_program(program)
     _require_match(plan_path, plan, loaded)
@@ -338,6 +343,12 @@ def _donated(loaded: cli_input.Program, given: str | None) -> tuple[int, ...]:
             f" Give positions from 0 to {count - 1}."
         )
     return numbers
+
+
+def _stay_on_cpu() -> None:
+    """Keep JAX from starting an accelerator, or from looking for one: planning only traces."""
+    if not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")
 
 
 def _require_match(path: str, plan: Plan, loaded: cli_input.Program) -> None:
