@@ -13,7 +13,9 @@ import pytest
 from rich.console import Console
 
 import autoshard
+import search
 from autoshard.layout import Layout
+from autoshard.planner import _UNFINISHED
 from autoshard.report.comparison import comparison_view
 from autoshard.report.page import Bar, plain
 from autoshard.report.paths import collapse, keys_of
@@ -131,7 +133,7 @@ def test_timings_are_shown_on_request() -> None:
             {
                 "gap": 0.012,
                 "lower_bound_seconds": None,
-                "notes": ("Stopped at the time limit, 1.00 s, with",),
+                "notes": _UNFINISHED[search.Status.TIME_LIMIT],
             },
             "search  stopped at the time limit; within 1.2 % of the best on this mesh under the model",
         ),

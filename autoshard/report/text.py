@@ -107,7 +107,7 @@ def _search_verdict(plan: Plan) -> str:
     bound = f"within {100 * plan.gap:.2g} % of the best on this mesh under the model"
     if plan.lower_bound_seconds is not None:
         bound += f" (at least {_time(plan.lower_bound_seconds, plan)})"
-    stopped = any("at the time limit" in note for note in plan.notes)
+    stopped = any("out of time" in note for note in plan.notes)
     return f"stopped at the time limit; {bound}" if stopped else bound
 
 
