@@ -82,6 +82,9 @@ def _spread(axes: tuple[int, ...], values: Floats, target: tuple[int, ...]) -> F
 def plan(sizes: Sequence[int], pairs: Iterable[Pair], *, cap: int) -> Elimination | None:
     """Choose the order that keeps every table small: least table first, then the lower index.
 
+    A node with more neighbours than a table has axes waits until they are gone (one-strategy nodes make
+    such tables small, but not narrow).
+
     Args:
         sizes: strategies per node.
         pairs: the pairs of nodes with a table.
@@ -96,13 +99,13 @@ def plan(sizes: Sequence[int], pairs: Iterable[Pair], *, cap: int) -> Eliminatio
         near[i].add(j)
         near[j].add(i)
 
-    def cells(node: int) -> int:
+    def table(node: int) -> tuple[bool, int]:
         product = sizes[node]
         for other in near[node]:
             product *= sizes[other]
-        return product
+        return len(near[node]) >= MOST_AXES, product
 
-    cost = [cells(node) for node in range(len(sizes))]
+    cost = [table(node) for node in range(len(sizes))]
     heap = [(c, node) for node, c in enumerate(cost)]
     heapq.heapify(heap)
     waiting = set(range(len(sizes)))
@@ -113,9 +116,10 @@ def plan(sizes: Sequence[int], pairs: Iterable[Pair], *, cap: int) -> Eliminatio
         c, node = heapq.heappop(heap)
         if node not in waiting or c != cost[node]:
             continue  # superseded by a later entry
-        if c > cap or len(near[node]) >= MOST_AXES:
+        wide, cells = c
+        if wide or cells > cap:
             return None
-        total += c
+        total += cells
         waiting.remove(node)
         scope = near[node]
         order.append(node)
@@ -124,6 +128,6 @@ def plan(sizes: Sequence[int], pairs: Iterable[Pair], *, cap: int) -> Eliminatio
             near[other] |= scope
             near[other] -= {other, node}
         for other in scope:
-            cost[other] = cells(other)
+            cost[other] = table(other)
             heapq.heappush(heap, (cost[other], other))
     return Elimination(order=tuple(order), scopes=tuple(scopes), cells=total)

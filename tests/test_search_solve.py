@@ -63,6 +63,16 @@ def test_single_strategies() -> None:
     assert solution.objective == 3.0 + 4.0 + 5.0
 
 
+def test_a_star_of_single_strategies_is_wider_than_a_table() -> None:
+    leaves = range(1, 80)
+    problem = search.Problem(
+        costs=(np.zeros(1),) * 80,
+        edges=tuple((0, leaf) for leaf in leaves),
+        edge_costs=(np.ones((1, 1)),) * len(leaves),
+    )
+    assert search.solve(problem).objective == 79
+
+
 def test_contest_instance() -> None:
     problem = iopddl.from_document(INSTANCE)
     solution = search.solve(problem)
