@@ -61,7 +61,8 @@ def _data_parallel(study: Study) -> Made:
 def _weight_update_sharding(study: Study) -> Made:
     source, roles = study.session.source, study.roles
     extra = [i for i in roles.state - roles.parameters if i in source.state.values()]
-    if not any(site_of_value(source.block.inputs[i], roles).rank > 1 for i in extra):
+    sites = [site_of_value(source.block.inputs[i], roles) for i in extra]
+    if not any(site.rank > 1 and not site.activation for site in sites):
         raise BaselineError(
             "there is no optimizer state to shard: no result but weights and vectors comes back"
         )

@@ -120,7 +120,7 @@ class _Union:
             if inner is not None:
                 self.follow(atom, inner, lead)
                 if lead and isinstance(atom, Value):
-                    self.scanned.append((atom, 0))
+                    self._scan(atom)
         for value, decider in zip(op.outputs, boundary.results, strict=True):
             self.follow(value, decider)
         for inner, decider in boundary.same.items():
@@ -130,8 +130,11 @@ class _Union:
         for index, j, decider, lead in boundary.yields:
             self.follow(decider, item.blocks[index].outputs[j], lead)
             if lead:
-                self.find((decider, 0))
-                self.scanned.append((decider, 0))
+                self._scan(decider)
+
+    def _scan(self, value: Value) -> None:
+        self.find((value, 0))
+        self.scanned.append((value, 0))
 
 
 def run_groups(block: Block, times: float = 1.0) -> Iterator[tuple[Group, float]]:

@@ -137,6 +137,22 @@ def test_the_cache_of_a_decode_step_is_no_weight() -> None:
     }
     plan = baseline("data_parallel", decode, *args, topology="v3:2x2", mesh={"data": 8})
     assert plan.spec("[1]") == P("data")
+    with pytest.raises(BaselineError, match="no optimizer state"):
+        baseline("weight_update_sharding", decode, *args, topology="v3:2x2", mesh={"data": 8})
+
+
+def test_layers_that_only_a_loop_reads_are_scanned() -> None:
+    def forward(ws: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
+
+    args = _shape(8, 64, 64), _shape(16, 64)
+    assert list(_letters(forward, args).values()) == ["Loo", "Bo"]
+    found = baselines(forward, *args, topology="v3:2x2", mesh={"x": 8})
+    assert found["fsdp"].spec("[0]") in (P(None, "x"), P(None, None, "x"))
+    assert found.left_out["megatron"] == (
+        "megatron does not apply: no weight can be split over x(8): none lies in a column and row pair whose"
+        " inner features it divides"
+    )
 
 
 # What comes out ---------------------------------------------------------------------------------------
