@@ -4,6 +4,8 @@ from autoshard._guard import check_import_names
 
 check_import_names()
 
+from autoshard.baselines import baseline, baselines  # noqa: E402
+from autoshard.compare import compare, diff  # noqa: E402
 from autoshard.errors import (  # noqa: E402
     AutoshardError,
     PlanFileError,
@@ -13,16 +15,24 @@ from autoshard.errors import (  # noqa: E402
 )
 from autoshard.plan import Coverage, Leaf, Plan  # noqa: E402
 from autoshard.planner import evaluate, suggest  # noqa: E402
+from cost_models import MeshError, Topology, TopologyError  # noqa: E402
 
 __all__ = [
     "AutoshardError",
     "Coverage",
     "Leaf",
+    "MeshError",
     "Plan",
     "PlanFileError",
     "PlanMismatchError",
     "SpecError",
+    "Topology",
+    "TopologyError",
     "TraceError",
+    "baseline",
+    "baselines",
+    "compare",
+    "diff",
     "evaluate",
     "suggest",
 ]

@@ -13,14 +13,14 @@ from jax.sharding import PartitionSpec
 import cost_models as cm
 import search
 from autoshard.annotations import constraint_choices, input_choices, output_names, specs_by_path
-from autoshard.errors import AutoshardError
+from autoshard.fit import smallest_fitting_slice
 from autoshard.meshes import candidate_meshes, resolve_topology
 from autoshard.partition.emitter import Decisions
 from autoshard.plan import Plan
 from autoshard.session import Session, Source
 from autoshard.strategies import Model, build_model
 
-__all__ = ["evaluate", "suggest"]
+__all__ = ["evaluate", "model_of", "suggest"]
 
 # Memory rows are added at this many of the fullest moments at a time.
 _ROWS = 64
@@ -117,10 +117,10 @@ def suggest(
         if best is None or _better(plan, best):
             best = plan
     assert best is not None
-    if untried:
-        note = f"{stopped} before these meshes were tried: {', '.join(untried)}"
-        best = best.replace(notes=(*best.notes, note))
-    return best
+    more = [f"{stopped} before these meshes were tried: {', '.join(untried)}"] if untried else []
+    if not best.fits and stopped != "interrupted":
+        more.append(_where_it_fits(best, source, annotations or {}, memory_limit_bytes, loop_trips, gap))
+    return best.replace(notes=(*best.notes, *more))
 
 
 def evaluate(
@@ -177,7 +177,7 @@ def evaluate(
         notes=notes,
         timings={"propagate": completed - start},
     )
-    return _with_fit_notes(plan, source)
+    return _with_fit_notes(plan)
 
 
 def _machines(topology: str | cm.Topology, mesh: Mapping[str, int] | None) -> Any:
@@ -221,7 +221,7 @@ def _search(
         notes=[*notes, *_UNFINISHED.get(solution.status, ())],
         timings={"strategies": stated - start, "search and estimate": solved - stated},
     )
-    return _with_fit_notes(plan, session.source)
+    return _with_fit_notes(plan)
 
 
 def usable_bytes(session: Session) -> float:
@@ -323,8 +323,35 @@ def _smallest(
     return dataclasses.replace(solution, choice=found.choice, objective=objective)
 
 
-def _with_fit_notes(plan: Plan, source: Source) -> Plan:
-    """Say what is in the way when a plan does not fit, and which slice would do."""
+def _where_it_fits(
+    plan: Plan,
+    source: Source,
+    annotations: Mapping[str, PartitionSpec],
+    limit: float | None,
+    loop_trips: int,
+    gap: float,
+) -> str:
+    """Name the smallest slice that would do."""
+
+    def plan_on(where: cm.Topology, mesh: Mapping[str, int], seconds: float) -> Plan:
+        session = Session.of(source, where, mesh, loop_trips)
+        return _search(session, annotations, limit=limit, seconds=seconds, gap=gap, progress=None)
+
+    found = smallest_fitting_slice(
+        source,
+        cm.Topology.parse(plan.topology),
+        plan.mesh,
+        plan_on,
+        memory_limit_bytes=plan.memory_limit_bytes,
+    )
+    generation = plan.topology.partition(":")[0]
+    if found is None:
+        return f"no slice of {generation} was found that the program fits as it is written"
+    return f"the smallest slice of {generation} found to do is {found[0]}, as mesh {found[1]}"
+
+
+def _with_fit_notes(plan: Plan) -> Plan:
+    """Say what is in the way when a plan does not fit."""
     if plan.fits:
         return plan
     peak = plan.estimate.peak
@@ -335,6 +362,3 @@ def _with_fit_notes(plan: Plan, source: Source) -> Plan:
         f" {plan.memory_limit_bytes / 2**30:.2f} GiB by {excess / 2**30:.2f} GiB, at {peak.where}; largest buffers: {largest}"
     ]
     return plan.replace(notes=(*plan.notes, *notes))
-
-
-__all__ += ["AutoshardError", "model_of"]
