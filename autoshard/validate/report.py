@@ -407,7 +407,8 @@ def _ask(plan: Plan, artifact: Artifact, platform: str, full: bool, seconds: flo
 
 def _traffic_failures(compiled: _Compiled, traffic_rtol: float) -> list[str]:
     share = compiled.match.unexplained_share
-    if share <= traffic_rtol:
+    # A program that does not fit is recomputed in pieces, collectives included, until the compiler gives up.
+    if share <= traffic_rtol or compiled.report.out_of_memory is not None:
         return []
     odd = [str(d) for d in compiled.match.differences if not d.explained][:5]
     return [
