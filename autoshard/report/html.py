@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_html"]
 
+# A smaller gap than this is rounding.
+_PROVEN = 1e-9
 _BUFFERS = 12
 _SOURCES = 12
 _STRIPES = (
@@ -167,9 +169,10 @@ def _tile(label: str, value: str, below: str) -> _Html:
 def _search(plan: Plan) -> tuple[str, str]:
     if plan.gap is None:
         return "none", "nothing searched: given, completed, priced"
-    if plan.gap == 0:
+    if plan.gap < _PROVEN:
         return "0", "proven best on this mesh"
-    return f"{100 * plan.gap:.2g} %", "at most, from the best on this mesh"
+    gap = f"{100 * plan.gap:.2g}" if plan.gap >= 1e-4 else "< 0.01"
+    return f"{gap} %", "at most, from the best on this mesh"
 
 
 # Bars --------------------------------------------------------------------------------------------------

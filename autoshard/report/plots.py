@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["plot_memory", "plot_step_time"]
 
 # Bars of more than so many times the best step, or the memory limit, are cut, a little beyond the others.
-_CUT_TIMES = 3.0
+_CUT_TIMES = 5.0
 _CUT_LIMITS = 2.5
 _BEYOND = 1.2
 # Room to the right of the longest bar for its figure, as a share of the axis.
@@ -42,7 +42,7 @@ def plot_step_time(plans: Sequence[Plan] | Mapping[str, Plan], ax: Axes | None =
 
     Returns:
       The axes. Segments are compute-bound and HBM-bound kernels, then each kind of collective (its colour) on
-      its mesh axes (its hatch); those too short to see are one. A bar of more than three times the best step
+      its mesh axes (its hatch); those too short to see are one. A bar of more than five times the best step
       is cut.
 
     Raises:
