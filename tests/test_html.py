@@ -43,7 +43,7 @@ def _plan() -> autoshard.Plan:
 
 @functools.cache
 def _evil() -> autoshard.Plan:
-    def fn(args: Mapping[str, Any]) -> jax.Array:
+    def fn(args: Mapping[str, Any]) -> Any:
         return args[EVIL] @ args["w"]
 
     plan = autoshard.evaluate(

@@ -60,8 +60,8 @@ def close() -> Iterator[None]:
 def _drawn(ax: Axes) -> Any:
     canvas = ax.figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
-    canvas.draw()
-    return canvas.get_renderer()
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return canvas.get_renderer()  # type: ignore[no-untyped-call]
 
 
 def _unit(ax: Axes) -> float:

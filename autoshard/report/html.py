@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_html"]
 
+# Tables of many arrays take the unit of an array this much smaller than the largest, so that more are not 0.00.
+_SMALLER = 8
 # A smaller gap than this is rounding.
 _PROVEN = 1e-9
 _BUFFERS = 12
@@ -257,7 +259,7 @@ def _fill(style: Style) -> str:
 
 def _arrays(rows: Sequence[ArrayRow]) -> _Html:
     """One row for arrays of one argument that are split alike, under the argument's key and category."""
-    unit, name = byte_unit(max((row.device_bytes for row in rows), default=0.0))
+    unit, name = byte_unit(max((row.device_bytes for row in rows), default=0.0) / _SMALLER)
     cells: list[tuple[str, ...]] = []
     for (argument, category), members in groupby(rows, key=lambda row: (row.argument, row.category)):
         inside = list(members)
@@ -286,7 +288,7 @@ def _buffers(plan: Plan) -> _Html:
         key = (buffer.name, short_array(buffer.dtype, buffer.shape), buffer.category)
         merged.setdefault(key, []).append(buffer.bytes)
     order = sorted(merged, key=lambda key: -sum(merged[key]))
-    unit, name = byte_unit(max((sum(sizes) for sizes in merged.values()), default=0.0) / 8)
+    unit, name = byte_unit(max((sum(sizes) for sizes in merged.values()), default=0.0) / _SMALLER)
     rows: list[tuple[str, ...]] = [
         (
             _element("code", buffer),
