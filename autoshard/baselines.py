@@ -233,8 +233,8 @@ def baseline(
       >>> x = jax.ShapeDtypeStruct((4096, 512), "bfloat16")
       >>> w = jax.ShapeDtypeStruct((512, 512), "bfloat16")
       >>> plan = baseline("data_parallel", lambda w, x: x @ w, w, x, topology="v3:2x2", mesh={"data": 8})
-      >>> plan.in_specs
-      (PartitionSpec(), PartitionSpec('data',))
+      >>> plan.in_specs == (jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data"))
+      True
     """
     study = _study(fn, args, topology, mesh, donate_argnums, loop_trips)
     return of_study(name, study, memory_limit_bytes=memory_limit_bytes)
