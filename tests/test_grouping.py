@@ -37,7 +37,7 @@ def test_a_reduction_ends_its_group() -> None:
     block = grouped(lambda x: jnp.exp(x - x.max(-1, keepdims=True)).sum(), f32(8, 4))
     assert [str(g.rule) for g in block.groups if not g.is_copy] == [
         "(f0 f1) -> (f0) {reduce: f1=max}",
-        "(f0 f1), (f0) -> () {reduce: f0 f1}",
+        "(f0), (f0 f2) -> () {reduce: f0 f2}",
     ]
 
 

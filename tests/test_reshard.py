@@ -157,10 +157,9 @@ def test_a_detour_through_whole_copies_is_never_cheaper(seed: int) -> None:
     finder, dtype = resharder(), jnp.dtype("float32")
     direct = finder.find(shape, dtype, source, target).seconds
     whole = replicated(len(shape))
-    assert (
-        direct
-        <= finder.find(shape, dtype, source, whole).seconds + finder.find(shape, dtype, whole, target).seconds
-    )
+    there = finder.find(shape, dtype, source, whole).seconds
+    back = finder.find(shape, dtype, whole, target).seconds
+    assert direct <= (there + back) * (1 + 1e-9)
 
 
 def test_more_bytes_never_cost_less() -> None:
