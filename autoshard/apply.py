@@ -58,34 +58,32 @@ class Applied:
     def _prepare(self, args: Sequence[Any]) -> Any:
         if self._ready is None:
             mesh = device_mesh(self.plan, self.devices)
-            flat, in_shardings, out_shardings, donated = flat_program(
-                self.plan, self.fn, args, self.partitioner, mesh
-            )
+            flat, ins, outs, donated = flat_program(self.plan, self.fn, args, self.partitioner, mesh)
+            in_tree = jax.tree.structure(tuple(args))
+            out_tree = self.plan.out_tree
+            if out_tree is None:  # a plan read from a file knows the paths of results, not their containers
+                out_tree = jax.tree.structure(jax.eval_shape(self.fn, *args))
+            owners = [i for i, arg in enumerate(args) for _ in jax.tree.leaves(arg)]
+
+            def planned(*trees: Any) -> Any:
+                return jax.tree.unflatten(out_tree, flat(*jax.tree.leaves(trees)))
+
             self._ready = jax.jit(
-                flat, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated
+                planned,
+                in_shardings=jax.tree.unflatten(in_tree, ins),
+                out_shardings=jax.tree.unflatten(out_tree, outs),
+                donate_argnums=sorted({owners[i] for i in donated}),
             )
+        _require_same_inputs(self.plan, args)
         return self._ready
 
     def __call__(self, *args: Any) -> Any:
         """Run the function on arrays; they are laid out as the plan says."""
-        run = self._prepare(args)
-        leaves = self._leaves(args)
-        out = run(*leaves)
-        return jax.tree.unflatten(self._out_tree(args), out)
+        return self._prepare(args)(*args)
 
     def lower(self, *args: Any) -> Any:
-        """Lower for the devices; the result has `.compile()` and `.as_text()`. Arguments are flat leaves."""
-        return self._prepare(args).lower(*self._leaves(args))
-
-    def _leaves(self, args: Sequence[Any]) -> list[Any]:
-        leaves = jax.tree.leaves(tuple(args))
-        _require_same_inputs(self.plan, args)
-        return leaves
-
-    def _out_tree(self, args: Sequence[Any]) -> Any:
-        if self.plan.out_tree is not None:
-            return self.plan.out_tree
-        return jax.tree.structure(jax.eval_shape(self.fn, *args))
+        """Lower for the devices; the result has `.compile()` and `.as_text()`."""
+        return self._prepare(args).lower(*args)
 
 
 def flat_program(

@@ -29,8 +29,9 @@ PARTIAL = "+"
 _CHEAP = frozenset(
     "add sub mul and or not xor eq ne lt le gt ge select_n convert_element_type max min neg".split()
 )
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 # Consumers of a value further apart than this many groups do not share a resharded copy of it.
-SIBLING_DISTANCE = 12
+SIBLING_DISTANCE = 64
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -139,6 +140,7 @@ class _Draft:
     monoid: str | None = None
     made: set[Value] = field(default_factory=set)
     used_outside: set[Value] = field(default_factory=set)
+    sums: bool = False  # adds up what products leave, perhaps as partial sums: nothing else joins
 
 
 def _volume(op: Op) -> int:
@@ -189,7 +191,7 @@ class _Clusters:
 
         for i in reversed(range(len(self.drafts))):
             draft = self.drafts[i]
-            if draft.kind is not Kind.ELEMENTWISE or not draft.used_outside:
+            if draft.kind is not Kind.ELEMENTWISE or not draft.used_outside or draft.sums:
                 continue
             targets = {find(r) for v in draft.used_outside for r in readers[v]}
             if len(targets) != 1 or (draft.used_outside - wanted) & draft.closed:
@@ -197,7 +199,7 @@ class _Clusters:
             if any(readers[v] for v in draft.used_outside & draft.closed):
                 continue
             target = self.drafts[targets.pop()]
-            if target.kind is not Kind.ELEMENTWISE or target.volume != draft.volume:
+            if target.kind is not Kind.ELEMENTWISE or target.volume != draft.volume or target.sums:
                 continue
             if target is draft or (draft.monoid and target.monoid not in (None, draft.monoid)):
                 continue
@@ -257,19 +259,32 @@ class _Clusters:
 
     def _place(self, op: Op, fam: Family) -> None:
         bases = self._bases(op.inputs)
-        draft = self._joinable(op, fam, bases)
+        sums = self._adds_products(op, bases)
+        draft = self._joinable(op, fam, bases, sums)
         if draft is None:
             draft = self._new(Kind.ELEMENTWISE, op)
+            draft.sums = sums
         self._add(draft, op)
         if fam.kind is Kind.REDUCTION:
             draft.closed.update(op.outputs)
             draft.monoid = next(iter(fam.rule(op).reduce.values()), None) or draft.monoid
 
-    def _joinable(self, op: Op, fam: Family, bases: Sequence[Value]) -> _Draft | None:
+    def _adds_products(self, op: Op, bases: Sequence[Value]) -> bool:
+        """Tell a sum of results of products, or of such sums: partial sums are best added before reduced."""
+        if op.name not in ("add", "add_any") or len(bases) < 2:
+            return False
+        homes = [self.home.get(v) for v in bases]
+        return all(
+            home is not None and (home.sums or home.ops[0].name in _PRODUCTS) for home in homes
+        ) and not any(v in self.inline for v in op.inputs if isinstance(v, Value))
+
+    def _joinable(self, op: Op, fam: Family, bases: Sequence[Value], sums: bool) -> _Draft | None:
         homes = [self.home[v] for v in bases if v in self.home]
         if not homes:
             return None
         best = max(homes, key=lambda d: d.rank)
+        if best.sums != sums:
+            return None
         if best.kind is not Kind.ELEMENTWISE or best.volume != _volume(op):
             return None
         if any(v in best.closed for v in bases):

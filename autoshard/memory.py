@@ -100,7 +100,7 @@ class _Liveness:
             roots[var].keep = not gives
         arguments = sum(r.bytes for r in roots.values())
         total, where, live = self._body(jaxpr, roots, owns_inputs=True)
-        outputs = {id(roots[v]): roots[v].bytes for v in jaxpr.outvars if v in roots}
+        outputs = {id(roots[v]): roots[v].bytes for v in jaxpr.outvars if not isinstance(v, Literal) and v in roots}
         buffers = sorted(live, key=lambda r: -r.bytes)
         return Peak(
             total_bytes=total,
@@ -279,14 +279,13 @@ class _Liveness:
                 for v, written in zip(body.invars, _carried(eqn, len(body.invars)), strict=True):
                     roots[v].keep = not written
                 peak = self._body(body, roots, owns_inputs=False)
-                slices = 0.0
+                slices: list[_Root] = []
                 if eqn.primitive.name == "scan":
                     first = eqn.params["num_consts"] + eqn.params["num_carry"]
-                    slices = sum(
-                        self.machine.bytes_of(v.aval.shape, v.aval.dtype) for v in body.invars[first:]
-                    )
-                if peak[0] + slices > found[0]:
-                    found = (peak[0] + slices, f"{eqn.primitive.name}: {peak[1]}", peak[2])
+                    slices = [self._root(v, "slice of a scan", "loop", 0) for v in body.invars[first:]]
+                total = peak[0] + sum(r.bytes for r in slices)
+                if total > found[0]:
+                    found = (total, f"{eqn.primitive.name}: {peak[1]}", [*peak[2], *slices])
         return found
 
     def _alias(self, eqn: Any, i: int, eqns: list[Any], last: dict[Any, int], t: int) -> Any:

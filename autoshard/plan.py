@@ -27,12 +27,17 @@ __all__ = ["Coverage", "Leaf", "Plan"]
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """One array argument or result: its pytree path, shape, dtype, and whether its memory is donated."""
+    """One array argument or result: its pytree path, shape and dtype.
+
+    For an argument also whether its memory is donated, and what it is: "parameters", "optimizer state" or
+    "inputs".
+    """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     donated: bool = False
+    category: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

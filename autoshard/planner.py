@@ -17,6 +17,7 @@ from autoshard.fit import smallest_fitting_slice
 from autoshard.meshes import candidate_meshes, resolve_topology
 from autoshard.partition.emitter import Decisions
 from autoshard.plan import Plan
+from autoshard.report.page import size_text
 from autoshard.session import Session, Source
 from autoshard.strategies import Model, build_model
 
@@ -231,7 +232,8 @@ def usable_bytes(session: Session) -> float:
 
 def search_gap(seconds: float, bound: float) -> float:
     """Relative distance between a plan and its bound."""
-    return max(0.0, (seconds - bound) / seconds) if seconds else 0.0
+    gap = (seconds - bound) / seconds if seconds else 0.0
+    return gap if gap > 1e-9 else 0.0
 
 
 def model_of(session: Session, annotations: Mapping[str, PartitionSpec]) -> tuple[Model, list[str]]:
@@ -355,10 +357,10 @@ def _with_fit_notes(plan: Plan) -> Plan:
     if plan.fits:
         return plan
     peak = plan.estimate.peak
-    largest = ", ".join(f"{b.name} {b.bytes / 2**30:.2f} GiB" for b in peak.buffers[:4])
-    excess = plan.estimate.peak_bytes - plan.memory_limit_bytes
+    largest = ", ".join(f"{b.name} {size_text(b.bytes)}" for b in peak.buffers[:4])
+    excess = size_text(plan.estimate.peak_bytes - plan.memory_limit_bytes)
     notes = [
-        f"does not fit: peak {peak.total_bytes / 2**30:.2f} GiB exceeds"
-        f" {plan.memory_limit_bytes / 2**30:.2f} GiB by {excess / 2**30:.2f} GiB, at {peak.where}; largest buffers: {largest}"
+        f"does not fit: peak {size_text(peak.total_bytes)} exceeds {size_text(plan.memory_limit_bytes)} by"
+        f" {excess}, at {peak.where}; largest buffers: {largest}"
     ]
     return plan.replace(notes=(*plan.notes, *notes))

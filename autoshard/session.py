@@ -13,6 +13,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType
 
 import cost_models as cm
+from autoshard.errors import TraceError
 from autoshard.estimate import Estimate, estimate
 from autoshard.grouping import Block, group
 from autoshard.layout import Layout
@@ -45,17 +46,17 @@ class Source:
     @classmethod
     def of(cls, fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence[int] = ()) -> Source:
         """Trace and group `fn` at the shapes of `args`."""
+        out_of_range = [i for i in donate_argnums if not -len(args) <= i < len(args)]
+        if out_of_range:
+            raise TraceError(
+                f"donate_argnums {list(donate_argnums)} names argument(s) {out_of_range}; the function was given"
+                f" {len(args)}, numbered from 0. Name positions among these, or leave donate_argnums out."
+            )
         start = time.perf_counter()
         traced = trace(fn, args)
         middle = time.perf_counter()
         block = group(traced.program)
         end = time.perf_counter()
-        out_of_range = [i for i in donate_argnums if not -len(args) <= i < len(args)]
-        if out_of_range:
-            raise ValueError(
-                f"donate_argnums {list(donate_argnums)} names argument(s) {out_of_range};"
-                f" the function was given {len(args)}"
-            )
         given = {i % len(args) for i in donate_argnums}
         return cls(
             traced=traced,
@@ -221,8 +222,10 @@ class Session:
             mesh=dict(machine.mesh),
             device_order=machine.placement.device_order,
             inputs=tuple(
-                Leaf(path=n, shape=tuple(a.shape), dtype=str(a.dtype), donated=d)
-                for n, a, d in zip(traced.in_names, traced.in_avals, source.donated, strict=True)
+                Leaf(path=n, shape=tuple(a.shape), dtype=str(a.dtype), donated=d, category=c)
+                for n, a, d, c in zip(
+                    traced.in_names, traced.in_avals, source.donated, source.categories, strict=True
+                )
             ),
             outputs=tuple(
                 Leaf(path=n, shape=tuple(a.shape), dtype=str(a.dtype))

@@ -54,6 +54,8 @@ class Chip:
         core_link_bytes_per_second: link between two devices of a chip in one direction; 0 if there is one.
         hop_latency_seconds: one hop between neighbouring chips.
         collective_start_seconds: fixed time of any collective.
+        reduce_scatter_axes: mesh axes that a reduce-scatter may span; over more the compiler runs an all-reduce
+            and keeps a part.
         lanes: minor dimension of a memory tile, in elements.
         sublanes: rows of a full memory tile.
         min_tile_rows: second-minor dimension of the smallest tile of 32-bit elements.
@@ -85,6 +87,7 @@ class Chip:
     core_link_bytes_per_second: float
     hop_latency_seconds: float
     collective_start_seconds: float
+    reduce_scatter_axes: int
     lanes: int
     sublanes: int
     min_tile_rows: int

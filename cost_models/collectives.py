@@ -6,7 +6,7 @@ devices of a chip), c the group's devices on one chip and L the bytes per second
 
     all-gather over one axis      (V/c) (e-1)/e s / (p L)
     over several contiguous axes  (V/c) (k-1)/k s / (sum(p) L),  k the product of their lengths
-    reduce-scatter                as all-gather
+    reduce-scatter                as all-gather; as all-reduce over more mesh axes than the compiler scatters
     all-reduce                    a reduce-scatter, then an all-gather
     all-to-all                    (V e/g) s floor(e/2) ceil(e/2)/e^2 / L on a line; on a ring of even
                                   length half of it; the slowest axis counts; g is the group's size
@@ -146,7 +146,8 @@ def collective_seconds(
     else:
         wire, on_link, on_core = _gather(chip, links)
         sent = (links.size - 1) / links.size
-        if kind == "all_reduce":
+        whole = kind == "reduce_scatter" and len(axes) > chip.reduce_scatter_axes
+        if kind == "all_reduce" or whole:
             hops, wire, on_link, on_core, sent = 2 * hops, 2 * wire, 2 * on_link, 2 * on_core, 2 * sent
     busy = (on_link * full_bytes, on_core * full_bytes)
     return _price(

@@ -105,8 +105,8 @@ def test_the_file_is_json_with_its_version_first_and_rows_on_lines() -> None:
     assert content["mesh"] == [["data", 4], ["model", 2]]
     assert text.endswith("}\n")
     inputs = [line for line in text.splitlines() if line.startswith("   [\"[0]['embed']\"")]
-    assert inputs == ['   ["[0][\'embed\']", [128, 64], "float32", true],'] * 1 + [
-        '   ["[0][\'embed\']", [128, 64], "float32", false],'
+    assert inputs == ['   ["[0][\'embed\']", [128, 64], "float32", true, "parameters"],'] * 1 + [
+        '   ["[0][\'embed\']", [128, 64], "float32", false, ""],'
     ]
 
 

@@ -31,7 +31,7 @@ class ArrayRow:
 
 def argument_rows(plan: Plan) -> list[ArrayRow]:
     """Return rows of all inputs, in the order of the arguments."""
-    return _rows(plan, plan.inputs, plan.input_layouts, _categories(plan))
+    return _rows(plan, plan.inputs, plan.input_layouts)
 
 
 def result_rows(plan: Plan) -> tuple[list[ArrayRow], int]:
@@ -45,15 +45,13 @@ def result_rows(plan: Plan) -> tuple[list[ArrayRow], int]:
         for leaf, layout in zip(plan.outputs, plan.output_layouts, strict=True)
         if inputs.get(leaf.path) != (leaf.shape, leaf.dtype, layout)
     ]
-    rows = _rows(plan, [leaf for leaf, _ in others], [layout for _, layout in others], {})
+    rows = _rows(plan, [leaf for leaf, _ in others], [layout for _, layout in others])
     return rows, len(plan.outputs) - len(others)
 
 
-def _rows(
-    plan: Plan, leaves: Sequence[Leaf], layouts: Sequence[Layout], kinds: dict[str, str]
-) -> list[ArrayRow]:
+def _rows(plan: Plan, leaves: Sequence[Leaf], layouts: Sequence[Layout]) -> list[ArrayRow]:
     labels = [
-        (kinds.get(leaf.path, ""), leaf.dtype, layout, len(leaf.shape))
+        (leaf.category, leaf.dtype, layout, len(leaf.shape))
         for leaf, layout in zip(leaves, layouts, strict=True)
     ]
     rows = []
@@ -63,7 +61,7 @@ def _rows(
         rows.append(
             ArrayRow(
                 argument=argument,
-                category=kinds.get(first.path, ""),
+                category=first.category,
                 pattern=pattern[len(argument) :],
                 count=len(members),
                 array=_shapes([leaves[i] for i in members]),
@@ -72,18 +70,6 @@ def _rows(
             )
         )
     return rows
-
-
-def _categories(plan: Plan) -> dict[str, str]:
-    """What each input is, where the peak tells; an array that is not live then goes with its neighbours."""
-    known = {buffer.name: buffer.category for buffer in plan.estimate.peak.buffers}
-    found: dict[str, str] = {}
-    for leaf in plan.inputs:
-        keys = keys_of(leaf.path)
-        prefixes = ["".join(keys[:n]) for n in range(len(keys), 0, -1)]
-        near = (known[path] for prefix in prefixes for path in known if path.startswith(prefix))
-        found[leaf.path] = next(near, "")
-    return found
 
 
 def _device_bytes(plan: Plan, leaf: Leaf, layout: Layout) -> float:

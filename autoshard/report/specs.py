@@ -35,8 +35,7 @@ def _array_table(plan: Plan, what: str, full: bool, members: Sequence[int] | Non
     leaves: tuple[Leaf, ...] = getattr(plan, f"{what}s")
     layouts: tuple[Layout, ...] = getattr(plan, f"{what}_layouts")
     chosen = list(range(len(leaves)) if members is None else members)
-    kinds = _categories(plan) if what == "input" else {}
-    labels = [(kinds.get(leaves[i].path, ""), leaves[i].dtype, layouts[i]) for i in chosen]
+    labels = [(leaves[i].category, leaves[i].dtype, layouts[i]) for i in chosen]
     groups: list[tuple[str, list[int]]]
     if full:
         groups = [(leaves[i].path, [i]) for i in chosen]
@@ -53,7 +52,7 @@ def _array_table(plan: Plan, what: str, full: bool, members: Sequence[int] | Non
     for g in shown:
         pattern, inside = groups[g]
         first = leaves[inside[0]]
-        current = (keys_of(first.path)[0], kinds.get(first.path, ""))
+        current = (keys_of(first.path)[0], first.category)
         if what == "input" and current != heading:
             heading = current
             table.add_row(Text(" ".join(filter(None, current)), style="bold"))
@@ -112,21 +111,6 @@ def results(plan: Plan, full: bool) -> list[RenderableType]:
         parts += [Text()] if not others else []
         parts.append(Text(f"  {which} result is split as the argument of the same path", style="dim"))
     return parts
-
-
-def _categories(plan: Plan) -> dict[str, str]:
-    """What each input is, where the peak tells; an array that is not live then goes with its neighbours."""
-    known = {buffer.name: buffer.category for buffer in plan.estimate.peak.buffers}
-    found: dict[str, str] = {}
-    for leaf in plan.inputs:
-        keys = keys_of(leaf.path)
-        if leaf.path in known:
-            found[leaf.path] = known[leaf.path]
-        else:
-            prefixes = ["".join(keys[:n]) for n in range(len(keys) - 1, 0, -1)]
-            near = (known[path] for prefix in prefixes for path in known if path.startswith(prefix))
-            found[leaf.path] = next(near, "")
-    return found
 
 
 def _device_bytes(plan: Plan, leaf: Leaf, layout: Layout) -> float:

@@ -8,6 +8,7 @@ and the partial results summed (scatter-add).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -256,9 +257,10 @@ def _emit_scatter(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[
         operand = jnp.where(first, operand, jnp.zeros((), operand.dtype))
     if _masked(roles, view):
         shifted, held, valid = _local_indices(op, roles, indices, view, slice_sizes)
-        # XLA's simplifier reads past the edge when it merges the slice that made the operand with a scatter of
-        # one row that is to be dropped; it does not look through a barrier.
-        operand = lax.optimization_barrier(operand)
+        if math.prod(shape_of(op.inputs[1])[:-1]) == 1:
+            # XLA's simplifier reads past the edge when it merges the slice that made the operand with a
+            # scatter of one row that is to be dropped; it does not look through a barrier.
+            operand = lax.optimization_barrier(operand)
         outside = jnp.asarray(np.iinfo(shifted.dtype).max, shifted.dtype)
         shifted = jnp.where((held & valid)[..., None], shifted, outside)
         return bind(op, [operand, shifted, updates], mode=lax.GatherScatterMode.FILL_OR_DROP, **_NO_PROMISES)
