@@ -99,6 +99,11 @@ FORMER = {
         lambda x, i, u: (2 * x.at[i].add(u, mode="drop"), x.at[i].max(u)),
         (_f32(8, 4), jnp.array([4]), _f32(1, 4, seed=1)),
     ),
+    "slice past the end, split again": (
+        "dynamic_slice",
+        lambda x, i: jnp.tanh(lax.dynamic_slice_in_dim(2 * x, i, 4, 0)),
+        (_f32(8, 4), jnp.array(7)),
+    ),
     "unsigned indices": (
         "gather",
         lambda x, i: jnp.take(x, i, 0, mode="clip"),

@@ -6,8 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autoshard.program import Op, shape_of
-from autoshard.rules.registry import Family, Kind, LocalView, names, register
+import numpy as np
+from jax import lax
+
+from autoshard.program import Op, Value, shape_of
+from autoshard.rules.registry import Family, Kind, LocalView, bind, names, register
 from autoshard.rules.rule import Dims, ShardingRule
 
 
@@ -191,6 +194,23 @@ def _local_slice_sizes(op: Op, view: LocalView) -> Mapping[str, Any]:
     return {"slice_sizes": view.out_shape(op)}
 
 
+def _starts_are_computed(op: Op, view: LocalView) -> bool:
+    return any(isinstance(a, Value) for a in op.inputs[1:])
+
+
+def _emit_dynamic_slice(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
+    """Clamp the starts as the op itself would: XLA forgets to when it merges the slice with a reshard's."""
+    array, *starts = operands
+    sizes = view.out_shape(op)
+    clamped = []
+    for atom, start, whole, part in zip(op.inputs[1:], starts, array.shape, sizes, strict=True):
+        if isinstance(atom, Value):
+            most = min(whole - part, int(np.iinfo(start.dtype).max))
+            start = lax.clamp(np.asarray(0, start.dtype), start, np.asarray(most, start.dtype))
+        clamped.append(start)
+    return bind(op, [array, *clamped], slice_sizes=sizes)
+
+
 def _dynamic_update_slice_rule(op: Op) -> ShardingRule:
     source, update = shape_of(op.inputs[0]), shape_of(op.inputs[1])
     rule = rule_with_whole(op, [i for i, (a, b) in enumerate(zip(source, update, strict=True)) if a != b])
@@ -229,7 +249,14 @@ register(Family(name="stack", kind=Kind.SINGLE, rule=_stack_rule), ["stack"])
 register(Family(name="unstack", kind=Kind.SINGLE, rule=_unstack_rule), ["unstack"])
 register(Family(name="tile", kind=Kind.SINGLE, rule=_tile_rule), ["tile"])
 register(
-    Family(name="dynamic_slice", kind=Kind.SINGLE, rule=_dynamic_slice_rule, params=_local_slice_sizes),
+    Family(
+        name="dynamic_slice",
+        kind=Kind.SINGLE,
+        rule=_dynamic_slice_rule,
+        params=_local_slice_sizes,
+        special=_starts_are_computed,
+        emit_special=_emit_dynamic_slice,
+    ),
     ["dynamic_slice"],
 )
 register(
