@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import autoshard
 from autoshard.choices import assignments
@@ -176,6 +177,17 @@ def test_partial_sums_pass_through_linear_groups() -> None:
     assert [(c.kind, c.axes) for c in estimate.collectives] == [("all_reduce", ("a", "b"))]
     x, w, y, v = args
     assert not differences(run_spmd(session, decisions, args), [(x @ w + y @ v).T.reshape(4, 4)])
+
+
+def test_a_suggested_plan_may_add_partial_sums() -> None:
+    args = tuple(_f32(*shape, seed=i) for i, shape in enumerate([(64, 4096), (4096, 1024)] * 2))
+    fn = lambda x, w, y, v: x @ w + y @ v  # noqa: E731
+    given = {"[0]": P(None, "a"), "[1]": P("a"), "[2]": P(None, "a"), "[3]": P("a"), "out": P()}
+    plan = autoshard.suggest(fn, *args, topology="v3", mesh={"a": 8}, annotations=given)
+    assert any(a.get(PARTIAL) for a in plan.assignments)
+    assert [(c.kind, c.axes) for c in plan.estimate.collectives] == [("all_reduce", ("a",))]
+    for applied in (plan.spmd(fn), plan.jit(fn)):
+        assert not differences([applied(*args)], [fn(*args)])
 
 
 def test_threefry_bits_are_made_in_parts() -> None:

@@ -98,7 +98,6 @@ class _Draw:
         self.block, self.mesh, self.rng, self.partial = block, mesh, rng, partial
         self.groups: dict[Group, Assignment] = {}
         self.have: dict[Value, Layout] = {}
-        self.partials = 0
 
     def run(self) -> Decisions:
         self.values = {v: self.layout(v.shape) for v in deciding_values(self.block)}
@@ -139,9 +138,11 @@ class _Draw:
     def assignment(self, item: Group) -> Assignment:
         options = [a for a in assignments(item.rule, self.mesh) if self.supplied(item, a)]
         partial = [a for a in options if a.get(PARTIAL)]
+        summing = [a for a in options if any(a.get(f) for f in item.rule.reduce)]
         if partial and self.rng.random() < self.partial:
-            self.partials += 1
             options = partial
+        elif summing and self.rng.random() < self.partial:
+            options = summing
         picked = options[int(self.rng.integers(len(options)))]
         shuffled = {f: tuple(str(x) for x in self.rng.permutation(list(a))) for f, a in picked.items()}
         proper = {f: a for f, a in shuffled.items() if f != PARTIAL}
