@@ -47,8 +47,8 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Tell whether the peak is within the HBM that a program may use."""
-        return self.peak_bytes <= self.machine.chip.hbm_capacity_bytes
+        """Tell whether the peak is within the HBM that a plan may use by default."""
+        return self.peak_bytes <= self.machine.usable_bytes
 
     @property
     def flops(self) -> float:

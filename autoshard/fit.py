@@ -27,7 +27,7 @@ def smallest_fitting_slice(
     mesh: Mapping[str, int],
     plan_on: PlanOn,
     *,
-    memory_limit_bytes: float | None = None,
+    memory_limit_bytes: float,
     time_limit_seconds: float = 30.0,
 ) -> tuple[str, dict[str, int]] | None:
     """Find the smallest slice of a generation on which a program fits.
@@ -37,18 +37,17 @@ def smallest_fitting_slice(
       topology: the slice that was too small; smaller ones are not tried.
       mesh: axis name to size on that slice; larger slices get it grown.
       plan_on: makes a plan for a slice and a mesh, within the seconds given.
-      memory_limit_bytes: HBM of one device that a plan may use; by default all that a program can.
+      memory_limit_bytes: HBM of one device that a plan may use.
       time_limit_seconds: of the whole search.
 
     Returns:
       The slice's name and the mesh that the program fits with; None when no slice was found in time.
     """
-    capacity = memory_limit_bytes or float(topology.chip.hbm_capacity_bytes)
     least = least_bytes(source)
     deadline = time.monotonic() + time_limit_seconds
     devices = math.prod(mesh.values())
     for candidate in cm.slices(topology.chip.name):
-        if candidate.num_devices <= devices or least / candidate.num_devices > capacity:
+        if candidate.num_devices <= devices or least / candidate.num_devices > memory_limit_bytes:
             continue
         larger = grown(mesh, candidate.num_devices)
         if larger == dict(mesh):
@@ -57,7 +56,7 @@ def smallest_fitting_slice(
         if left <= 0:
             return None
         plan = plan_on(candidate, larger, left)
-        if plan.estimate.peak_bytes <= capacity:
+        if plan.estimate.peak_bytes <= memory_limit_bytes:
             return str(candidate), larger
     return None
 

@@ -33,9 +33,6 @@ _UNFINISHED = {
     search.Status.TIME_LIMIT: ("the search ran out of time: this is the best plan so far, within its gap",),
     search.Status.INTERRUPTED: (_INTERRUPTED,),
 }
-# Share of the HBM that is left free by default: the predicted peak is that uncertain, and a compiler that
-# runs short recomputes silently.
-HEADROOM = 0.05
 
 Progress = Callable[[str], None]
 
@@ -148,7 +145,7 @@ def evaluate(
       out_specs: the same for the results.
       annotations: further specs by path, as for `suggest`.
       donate_argnums: as for `suggest`.
-      memory_limit_bytes: what the peak is held against.
+      memory_limit_bytes: what the peak is held against; by default as for `suggest`.
       loop_trips: as for `suggest`.
       name: what the plan is called in a comparison.
 
@@ -208,7 +205,7 @@ def _search(
     start = time.perf_counter()
     model, notes = model_of(session, annotations)
     stated = time.perf_counter()
-    capacity = limit or usable_bytes(session)
+    capacity = limit or session.machine.usable_bytes
     found = _solve_within(session, model, capacity, seconds, gap, progress)
     solved = time.perf_counter()
     decisions, estimated, solution, bound = found
@@ -223,11 +220,6 @@ def _search(
         timings={"strategies": stated - start, "search and estimate": solved - stated},
     )
     return _with_fit_notes(plan)
-
-
-def usable_bytes(session: Session) -> float:
-    """HBM of one device that a plan may use by default."""
-    return (1 - HEADROOM) * session.machine.chip.hbm_capacity_bytes
 
 
 def search_gap(seconds: float, bound: float) -> float:

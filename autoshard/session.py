@@ -214,7 +214,7 @@ class Session:
         found = fields.pop("estimate", None) or self.estimate(decisions)
         notes = [*self.notes, *fields.pop("notes", ()), *found.notes]
         timings = {**source.timings, **fields.pop("timings", {})}
-        limit = fields.pop("memory_limit_bytes", None) or float(machine.chip.hbm_capacity_bytes)
+        limit = fields.pop("memory_limit_bytes", None) or machine.usable_bytes
         coverage = source.coverage(found)
         return Plan(
             name=name,

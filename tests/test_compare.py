@@ -163,7 +163,8 @@ def test_the_smallest_slice_holds_the_state() -> None:
         assert 0 < seconds <= 30
         return suggest(_hungry, *args, topology=slice_, mesh=mesh, donate_argnums=(0,))
 
-    found = smallest_fitting_slice(source, cm.Topology.parse("v3:2x2"), {"x": 8}, plan_on)
+    start = cm.Topology.parse("v3:2x2"), {"x": 8}, plan_on
+    found = smallest_fitting_slice(source, *start, memory_limit_bytes=15 * 2.0**30)
     # 2 ** 38 bytes over 32 cores are 8 GiB each, over 8 cores 32 GiB
     assert found == ("v3:4x4", {"x": 32})
     assert tried == ["v3:4x4"]
@@ -193,5 +194,6 @@ def test_no_slice_is_found_in_no_time_or_beyond_the_largest() -> None:
         raise AssertionError("not to be tried")
 
     start = cm.Topology.parse("v3:2x2"), {"x": 8}, plan_on
-    assert smallest_fitting_slice(source, *start, time_limit_seconds=0) is None
+    limit = 15 * 2.0**30
+    assert smallest_fitting_slice(source, *start, memory_limit_bytes=limit, time_limit_seconds=0) is None
     assert smallest_fitting_slice(source, *start, memory_limit_bytes=2.0**20) is None

@@ -37,6 +37,11 @@ COLLECTIVES: Mapping[str, str] = {
 _FREE = frozenset({"axis_index", "optimization_barrier", "pvary", "copy", "random_wrap", "random_unwrap"})
 
 
+# Share of the HBM that is left free by default: a predicted peak is that uncertain, and a compiler that runs
+# short recomputes in silence.
+HEADROOM = 0.05
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """Seconds of each unit, and the bytes and flops behind them. `seconds` is what the step pays."""
@@ -70,6 +75,11 @@ class Machine:
     def chip(self) -> cm.Chip:
         """Figures of one device."""
         return self.placement.topology.chip
+
+    @cached_property
+    def usable_bytes(self) -> float:
+        """HBM of one device that a plan may use by default."""
+        return (1 - HEADROOM) * self.chip.hbm_capacity_bytes
 
     def bytes_of(self, shape: Sequence[int], dtype: Any) -> int:
         """Bytes of a local array in HBM, tiles padded."""

@@ -172,6 +172,9 @@ class Resharder:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._found: dict[tuple[Any, ...], Reshard] = {}
+        self._orders: dict[tuple[Any, ...], tuple[tuple[Step, ...], ...]] = {}
+        self._prices: dict[tuple[Any, ...], tuple[float, tuple[int, ...]]] = {}
+        self._devices = math.prod(machine.mesh.values())
 
     def find(self, shape: tuple[int, ...], dtype: Any, source: Layout, target: Layout) -> Reshard:
         """Return the cheapest steps known from `source` to `target` for an array of global `shape`."""
@@ -179,22 +182,34 @@ class Resharder:
             return Reshard((), 0.0)
         key = (shape, dtype, source, target)
         if key not in self._found:
-            mesh = self.machine.mesh
             best = IMPOSSIBLE
-            for steps in _candidates(shape, source, target, mesh):
-                if steps is not None:
-                    seconds = self._seconds(steps, local_shape(shape, source, mesh), dtype)
-                    if seconds < best.seconds:
-                        best = Reshard(steps, seconds)
+            for steps in self._candidates(shape, source, target):
+                seconds = self._seconds(steps, local_shape(shape, source, self.machine.mesh), dtype)
+                if seconds < best.seconds:
+                    best = Reshard(steps, seconds)
             self._found[key] = best
         return self._found[key]
+
+    def _candidates(
+        self, shape: tuple[int, ...], source: Layout, target: Layout
+    ) -> tuple[tuple[Step, ...], ...]:
+        """List the orders to try; they depend on the shape only by what divides its dims."""
+        divisors = tuple(math.gcd(n, self._devices) for n in shape)
+        key = (divisors, source, target)
+        if key not in self._orders:
+            found = _candidates(divisors, source, target, self.machine.mesh)
+            self._orders[key] = tuple(dict.fromkeys(steps for steps in found if steps is not None))
+        return self._orders[key]
 
     def _seconds(self, steps: Sequence[Step], shape: tuple[int, ...], dtype: Any) -> float:
         total = 0.0
         for step in steps:
-            after = step_shape(step, shape, self.machine.mesh)
-            total += step_seconds(step, shape, after, dtype, self.machine)
-            shape = after
+            key = (step, shape, dtype)
+            if key not in self._prices:
+                after = step_shape(step, shape, self.machine.mesh)
+                self._prices[key] = (step_seconds(step, shape, after, dtype, self.machine), after)
+            seconds, shape = self._prices[key]
+            total += seconds
         return total
 
 
