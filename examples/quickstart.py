@@ -14,9 +14,9 @@ def step(params, x, y):  # no sharding anywhere
 
 
 bf16 = lambda *shape: jax.ShapeDtypeStruct(shape, "bfloat16")  # noqa: E731
-params = {"up": bf16(8192, 32768), "down": bf16(32768, 8192)}
-batch = (bf16(32768, 8192), bf16(32768, 8192))
+args = ({"up": bf16(8192, 32768), "down": bf16(32768, 8192)}, bf16(65536, 8192), bf16(65536, 8192))
+batch = {"[1]": P(("data", "model")), "[2]": P(("data", "model"))}  # how the input pipeline delivers it
 plan = autoshard.suggest(
-    step, params, *batch, topology="v3:4x4", mesh={"data": 4, "model": 8}, donate_argnums=(0,)
+    step, *args, topology="v3:4x4", mesh={"data": 4, "model": 8}, annotations=batch, donate_argnums=(0,)
 )
 print(plan)
