@@ -52,7 +52,11 @@ def specs_by_path(specs: Any, tree: Any, names: Sequence[str], what: str) -> dic
 def _said(error: Exception, what: str) -> str:
     """Return what JAX says of two structures, on one line and in the user's words."""
     text = " ".join(str(error).split()).partition(" so the diff in the metadata")[0]
-    return text.removeprefix("pytree structure error: ").replace("tree_map tree", what).replace(" At that key path, ", ": ")
+    return (
+        text.removeprefix("pytree structure error: ")
+        .replace("tree_map tree", what)
+        .replace(" At that key path, ", ": ")
+    )
 
 
 def input_choices(

@@ -9,6 +9,7 @@ partial sum is reduced, or a weight gathered, once for all who share it.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -364,8 +365,6 @@ def _ordered(drafts: Sequence[_Draft], outputs: Sequence[Atom]) -> list[_Draft]:
         waits[i] = len(sources)
         for s in sources:
             readers[s].add(i)
-    import heapq
-
     ready = [i for i in range(len(drafts)) if not waits[i]]
     heapq.heapify(ready)
     order = []

@@ -100,7 +100,9 @@ class _Liveness:
             roots[var].keep = not gives
         arguments = sum(r.bytes for r in roots.values())
         total, where, live = self._body(jaxpr, roots, owns_inputs=True)
-        outputs = {id(roots[v]): roots[v].bytes for v in jaxpr.outvars if not isinstance(v, Literal) and v in roots}
+        outputs = {
+            id(roots[v]): roots[v].bytes for v in jaxpr.outvars if not isinstance(v, Literal) and v in roots
+        }
         buffers = sorted(live, key=lambda r: -r.bytes)
         return Peak(
             total_bytes=total,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import PartitionSpec
 
-import cost_models as cm
 from autoshard.estimate import Estimate
 from autoshard.layout import Axes, Layout, to_spec
 
@@ -234,8 +233,3 @@ class Plan:
             f"<Plan {self.name} on {self.topology} {dict(self.mesh)}: {1e3 * self.step_seconds:.3f} ms,"
             f" {self.estimate.peak_bytes / 2**30:.2f} GiB>"
         )
-
-
-def parsed_topology(plan: Plan) -> cm.Topology:
-    """Return the slice of a plan."""
-    return cm.Topology.parse(plan.topology)

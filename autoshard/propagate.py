@@ -7,7 +7,6 @@ arrives first, from the larger array where several compete; an axis is used once
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -291,8 +290,3 @@ class _Flow:
 
 def _single(item: Group) -> list[tuple[str]]:
     return [(dim[0],) if dim else ("",) for dim in item.rule.outputs[0]]
-
-
-def shard_count(layout: Layout, mesh: MeshShape) -> int:
-    """Number of different parts that a layout cuts an array into."""
-    return math.prod(mesh[a] for a in layout.axes)

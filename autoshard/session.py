@@ -16,12 +16,10 @@ import cost_models as cm
 from autoshard.errors import TraceError
 from autoshard.estimate import Estimate, estimate
 from autoshard.grouping import Block, group
-from autoshard.layout import Layout
 from autoshard.partition.emitter import Decisions, deciding_values, number_groups, spmd
 from autoshard.partition.price import Machine
 from autoshard.partition.reshard import Resharder
 from autoshard.plan import Coverage, Leaf, Plan
-from autoshard.program import value_bytes
 from autoshard.rules import Kind, family
 from autoshard.strategies import group_signature
 from autoshard.trace import Traced, trace
@@ -261,17 +259,3 @@ def decisions_of(plan: Plan, block: Block) -> Decisions:
         layouts=dict(zip(deciding_values(block), plan.value_layouts, strict=True)),
         outputs=plan.output_layouts,
     )
-
-
-def input_bytes(plan: Plan) -> float:
-    """Return unpadded bytes of all inputs, all devices together."""
-    import numpy as np
-
-    total = 0.0
-    for leaf in plan.inputs:
-        if not leaf.dtype.startswith("key"):
-            total += value_bytes(leaf.shape, np.dtype(leaf.dtype))
-    return total
-
-
-LayoutOptions = Mapping[Any, Sequence[Layout]]

@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,6 @@ TIE_ABOVE = 1000
 @dataclass(eq=False)
 class _Node:
     name: str
-    key: Any
     weight: float
     strategies: list[Any]  # Assignment for a group, Layout for a value
     costs: np.ndarray
@@ -73,7 +72,6 @@ class Model:
     tensors: list[Tensor]
     edge_tensors: list[tuple[int, np.ndarray, int, int]]  # (tied edge, bytes, start, end)
     moments: int
-    seconds: dict[str, float] = field(default_factory=dict)
 
     def decisions(self, choice: Sequence[int]) -> Decisions:
         """Read a choice of strategies as decisions of the partitioner."""
@@ -238,9 +236,8 @@ class _Builder:
         self.nodes: list[_Node] = []
         self.edges: list[_Edge] = []
         self.origin: dict[Value, _Origin] = {}
-        self.last_use: dict[Value, tuple[int, bool]] = {}
         self.outputs: list[int] = []
-        self.spans: dict[Value, tuple[int, int]] = {}
+        self._tables: dict[Any, np.ndarray] = {}
         self._signatures: dict[Any, tuple[list[Assignment], list[Group]]] = {}
 
     # Nodes ----------------------------------------------------------------------------------------
@@ -253,7 +250,6 @@ class _Builder:
             options = [x for x in options if not x.dims[0]]
         node = _Node(
             name=name,
-            key=value,
             weight=weight,
             strategies=options,
             costs=np.zeros(len(options)),
@@ -269,7 +265,6 @@ class _Builder:
         options = list(self.allowed.get(item, ())) or self._options(item, signature)
         node = _Node(
             name=f"g{self.numbers[item]}.{item.title}",
-            key=item,
             weight=weight,
             strategies=options,
             costs=np.zeros(len(options)),
@@ -330,7 +325,6 @@ class _Builder:
                 self.nodes.append(
                     _Node(
                         name=f"output {j}",
-                        key=("output", j),
                         weight=1.0,
                         strategies=options,
                         costs=np.zeros(len(options)),
@@ -401,7 +395,6 @@ class _Builder:
         self.nodes.append(
             _Node(
                 name=name,
-                key=(name, id(atom)),
                 weight=1.0,
                 strategies=[replicated(len(atom.shape))],
                 costs=np.zeros(1),
@@ -469,8 +462,6 @@ class _Builder:
             self._tables[key] = distinct[np.ix_(at, to)]
         return self._tables[key]
 
-    _tables: dict[Any, np.ndarray]
-
 
 def _freeze(value: Any) -> Any:
     if isinstance(value, (int, float, str, bool, type(None))):
@@ -528,7 +519,6 @@ def build_model(
         donated or [False] * len(block.inputs),
         loop_trips,
     )
-    builder._tables = {}
     builder.program()
     builder.price_groups()
     class_of = tie(builder.nodes, builder.edges)
