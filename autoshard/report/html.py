@@ -12,10 +12,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from autoshard.report.arrays import ArrayRow, argument_rows, result_rows, short_array
+from autoshard.report.page import size_text, size_unit
 from autoshard.report.parts import (
     Style,
-    byte_unit,
-    bytes_text,
     memory_parts,
     memory_styles,
     ms_text,
@@ -184,7 +183,7 @@ def _step(plan: Plan) -> _Html:
     total = plan.estimate.serial_seconds or 1.0
     parts = step_parts(plan)
     styles = step_styles(part.key for part in parts)
-    unit, name = byte_unit(max((part.sent_bytes for part in parts), default=0.0))
+    name, unit = size_unit(max((part.sent_bytes for part in parts), default=0.0), whole=True)
     bar = _bar((styles[p.key], p.seconds / total, f"{ms_text(p.seconds, total)} ms") for p in parts)
     rows = [
         (
@@ -207,10 +206,10 @@ def _memory(plan: Plan) -> _Html:
     parts = memory_parts(plan)
     styles = memory_styles(parts)
     bar = _bar(
-        ((styles[name], size / width, bytes_text(size)) for name, size in parts.items()),
+        ((styles[name], size / width, size_text(size, whole=True)) for name, size in parts.items()),
         limit=None if plan.fits else limit / width,
     )
-    unit, name = byte_unit(max(parts.values(), default=0.0))
+    name, unit = size_unit(max(parts.values(), default=0.0), whole=True)
     rows = [
         (
             _part(styles[category], category),
@@ -219,9 +218,9 @@ def _memory(plan: Plan) -> _Html:
         )
         for category, size in parts.items()
     ]
-    left = f"{bytes_text(abs(limit - peak))} {'free' if plan.fits else 'over the limit'}"
+    left = f"{size_text(abs(limit - peak), whole=True)} {'free' if plan.fits else 'over the limit'}"
     verdict = f"fits, {left}" if plan.fits else f"DOES NOT FIT, {left}"
-    title = f"HBM of a device: {bytes_text(peak)} of {bytes_text(limit)}"
+    title = f"HBM of a device: {size_text(peak, whole=True)} of {size_text(limit, whole=True)}"
     return _element(
         "div",
         _element("div", title, cls="asp-section"),
@@ -259,7 +258,7 @@ def _fill(style: Style) -> str:
 
 def _arrays(rows: Sequence[ArrayRow]) -> _Html:
     """One row for arrays of one argument that are split alike, under the argument's key and category."""
-    unit, name = byte_unit(max((row.device_bytes for row in rows), default=0.0) / _SMALLER)
+    name, unit = size_unit(max((row.device_bytes for row in rows), default=0.0) / _SMALLER, whole=True)
     cells: list[tuple[str, ...]] = []
     for (argument, category), members in groupby(rows, key=lambda row: (row.argument, row.category)):
         inside = list(members)
@@ -288,7 +287,7 @@ def _buffers(plan: Plan) -> _Html:
         key = (buffer.name, short_array(buffer.dtype, buffer.shape), buffer.category)
         merged.setdefault(key, []).append(buffer.bytes)
     order = sorted(merged, key=lambda key: -sum(merged[key]))
-    unit, name = byte_unit(max((sum(sizes) for sizes in merged.values()), default=0.0) / _SMALLER)
+    name, unit = size_unit(max((sum(sizes) for sizes in merged.values()), default=0.0) / _SMALLER, whole=True)
     rows: list[tuple[str, ...]] = [
         (
             _element("code", buffer),

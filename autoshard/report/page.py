@@ -1,4 +1,4 @@
-"""What the terminal reports are laid out with: sections, tables, bars, and plain text of a renderable."""
+"""What reports are laid out with: sections, tables, bars, plain text of a renderable, and units."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.text import Text
 __all__ = ["Bar", "fact_list", "grid", "plain", "section", "size_text", "size_unit", "time_unit"]
 
 _WIDTH = 100
+_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
 def plain(view: RenderableType) -> str:
@@ -90,24 +91,31 @@ def _has_blocks() -> bool:
     return True
 
 
-def size_unit(size: float) -> tuple[str, int]:
+def size_unit(size: float, *, whole: bool = False) -> tuple[str, int]:
     """Choose the unit for sizes up to `size` bytes: its name and its bytes.
 
-    >>> size_unit(3 * 2**30), size_unit(5000)
-    (('GiB', 1073741824), ('KiB', 1024))
+    Args:
+      size: bytes.
+      whole: choose from B to TiB the largest of which there is one, not from KiB to GiB that of a tenth.
+
+    >>> size_unit(3 * 2**30), size_unit(2**29), size_unit(96)
+    (('GiB', 1073741824), ('GiB', 1073741824), ('KiB', 1024))
+    >>> size_unit(3 * 2**29, whole=True), size_unit(96, whole=True)
+    (('GiB', 1073741824), ('B', 1))
     """
-    units = (("GiB", 2**30), ("MiB", 2**20))
-    return next(((name, scale) for name, scale in units if size >= 0.1 * scale), ("KiB", 2**10))
+    units = _UNITS if whole else _UNITS[1:-1]
+    least = 1.0 if whole else 0.1
+    return next((found for found in units if size >= least * found[1]), units[-1])
 
 
-def size_text(size: float) -> str:
-    """Write a size with its unit.
+def size_text(size: float, *, whole: bool = False) -> str:
+    """Write a size with its unit, chosen as by `size_unit`.
 
-    >>> size_text(1.5 * 2**30)
-    '1.50 GiB'
+    >>> size_text(1.5 * 2**30), size_text(96, whole=True)
+    ('1.50 GiB', '96 B')
     """
-    name, scale = size_unit(size)
-    return f"{size / scale:,.2f} {name}"
+    name, scale = size_unit(size, whole=whole)
+    return f"{size / scale:,.{2 if scale > 1 else 0}f} {name}"
 
 
 def time_unit(seconds: float) -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""The parts of a step and of HBM: what HTML and plots show, in one order and with one colour for each.
+"""The parts of a step and of HBM: what reports and plots show, in one order and with one colour for each.
 
 Colours tell the kind of part and stripes the mesh axes, from the palette of Okabe and Ito (2008), which
 people of every kind of colour vision can tell apart.
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Part",
     "Style",
-    "byte_unit",
-    "bytes_text",
     "memory_parts",
     "memory_styles",
     "ms_text",
@@ -48,7 +46,6 @@ _CATEGORIES = {
     "loop": "#CC79A7",
     "collective": "#D55E00",
 }
-_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,22 +160,3 @@ def ms_text(seconds: float, total: float) -> str:
     """
     digits = 4 - math.floor(math.log10(1e3 * total)) if total > 0 else 3
     return f"{1e3 * seconds:,.{min(max(digits, 0), 6)}f}"
-
-
-def byte_unit(size: float) -> tuple[int, str]:
-    """Return the largest binary unit of which `size` holds one, in bytes, and its name.
-
-    >>> byte_unit(3 * 2**29), byte_unit(96)
-    ((1073741824, 'GiB'), (1, 'B'))
-    """
-    return next((found for found in _UNITS if size >= found[0]), (1, "B"))
-
-
-def bytes_text(size: float) -> str:
-    """Write bytes in the largest binary unit of which there is one.
-
-    >>> bytes_text(3 * 2**29), bytes_text(96)
-    ('1.50 GiB', '96 B')
-    """
-    unit, name = byte_unit(size)
-    return f"{size / unit:,.{2 if unit > 1 else 0}f} {name}"

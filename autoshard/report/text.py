@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autoshard.report.arrays import short_array
 from autoshard.report.page import Bar, fact_list, grid, plain, section, size_text, size_unit, time_unit
-from autoshard.report.specs import arguments, results, short_dtype
+from autoshard.report.parts import step_parts
+from autoshard.report.specs import arguments, results
 from autoshard.report.tables import lines
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["plan_text", "plan_view"]
 
 _ROWS = 8
-_NAMES = {"compute": "compute-bound kernels", "hbm": "HBM-bound kernels"}
 
 
 def plan_text(
@@ -120,28 +121,20 @@ def _sentence(coverage: Any) -> Text:
 
 def _step_table(plan: Plan) -> RenderableType:
     """One row for compute, HBM, and each kind of collective on each mesh axis, the costly ones first."""
-    runs: dict[str, float] = {}
-    sent: dict[str, float] = {}
-    for line in lines(plan):
-        if line.kind == "collective":
-            key = f"{line.title} {'*'.join(line.axes)}"
-            runs[key] = runs.get(key, 0.0) + line.count
-            sent[key] = sent.get(key, 0.0) + line.nbytes
-    parts = {key: seconds for key, seconds in plan.estimate.breakdown().items() if seconds}
-    order = sorted(parts, key=lambda key: (key in runs, -parts[key]))
+    found = list(plan.estimate.breakdown())  # of parts that take equally long, the first stays first
+    parts = sorted(step_parts(plan), key=lambda p: (bool(p.axes), -p.seconds, found.index(p.key)))
     total = plan.estimate.serial_seconds or 1.0
-    unit, scale = size_unit(max(sent.values(), default=0.0) / 1000)
+    unit, scale = size_unit(max((part.sent_bytes for part in parts), default=0.0) / 1000)
     table = grid(
         ("", "whole"), ("mesh axes", "whole"), ("runs", "r"), (f"{unit} sent", "r"), *_time_columns(total)
     )
-    for key in order:
-        kind, _, axes = key.partition(" ")
+    for part in parts:
         table.add_row(
-            Text(_NAMES.get(kind, kind.replace("_", "-"))),
-            Text(axes),
-            Text(f"{runs[key]:,.0f}" if key in runs else ""),
-            Text(f"{sent[key] / scale:,.1f}" if key in runs else ""),
-            *_time_cells(parts[key], total),
+            Text(part.label),
+            Text(part.axes),
+            Text(f"{part.runs:,.0f}" if part.axes else ""),
+            Text(f"{part.sent_bytes / scale:,.1f}" if part.axes else ""),
+            *_time_cells(part.seconds, total),
         )
     return table
 
@@ -238,7 +231,7 @@ def _memory_table(plan: Plan) -> RenderableType:
 def _buffer_table(plan: Plan, full: bool) -> RenderableType:
     merged: dict[tuple[str, str, str], list[float]] = {}
     for buffer in plan.estimate.peak.buffers:
-        array = f"{short_dtype(buffer.dtype)}[{','.join(map(str, buffer.shape))}]"
+        array = short_array(buffer.dtype, buffer.shape)
         merged.setdefault((buffer.name, array, buffer.category), []).append(buffer.bytes)
     order = sorted(merged, key=lambda key: -sum(merged[key]))
     unit, scale = size_unit(max(map(sum, merged.values()), default=0.0) / 1000)
