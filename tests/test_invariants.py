@@ -116,8 +116,16 @@ def dense_arguments(scan: bool) -> tuple[Any, Any, Any]:
     )
 
 
-@pytest.mark.parametrize("mesh", [{"a": 8}, {"a": 2, "b": 4}], ids=str)
-@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize(
+    ("scan", "mesh"),
+    [
+        (True, {"a": 2, "b": 4}),
+        (False, {"a": 8}),
+        pytest.param(True, {"a": 8}, marks=pytest.mark.slow),
+        pytest.param(False, {"a": 2, "b": 4}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_dense_gradients_under_the_plan(scan: bool, mesh: dict[str, int]) -> None:
     """Loss and gradients: the optimizer's division would blow rounding up where gradients are zero."""
     config = dataclasses.replace(DENSE, scan=scan)
@@ -134,7 +142,9 @@ def test_dense_gradients_under_the_plan(scan: bool, mesh: dict[str, int]) -> Non
     check_plan(fn, (params, batch), mesh)
 
 
+@pytest.mark.slow
 def test_dense_step_under_the_plan() -> None:
+    """Adam divides gradients by their own size: near zero it blows rounding up, so the bound is wider."""
     fn, params, (state, batch) = dense_arguments(True)
     check_plan(fn, (params, state, batch), {"a": 2, "b": 4}, rtol=1e-3)
 
