@@ -280,9 +280,8 @@ def test_numbers_are_those_of_the_original(name: str) -> None:
     args = params, zeros, {"tokens": tokens, "targets": jnp.roll(tokens, -1, axis=1)}
     wanted = jax.jit(fn).lower(*args).compile(compiler_options=QUICK)(*args)
     applied = plan.spmd(fn).lower(*args).compile(compiler_options=QUICK)
-    shardings = jax.tree.leaves(applied.input_shardings[0])
-    leaves = [jax.device_put(jnp.copy(x), s) for x, s in zip(jax.tree.leaves(args), shardings, strict=True)]
-    found = jax.tree.unflatten(jax.tree.structure(wanted), applied(*leaves))
+    placed = jax.tree.map(lambda x, s: jax.device_put(jnp.copy(x), s), args, applied.input_shardings[0])
+    found = applied(*placed)
     np.testing.assert_allclose(found[2], wanted[2], rtol=1e-5)
     for a, b in zip(jax.tree.leaves(found[1]["m"]), jax.tree.leaves(wanted[1]["m"]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

@@ -284,7 +284,7 @@ def test_another_version_is_named_with_ours(version: Any) -> None:
         (
             lambda: _changed(inputs=_in_inputs(0, 3, False) | {"rows": [["x"]]}),
             "inputs[0]",
-            "1 values in a row of 4",
+            "1 values in a row of 5",
         ),
     ],
 )
