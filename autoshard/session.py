@@ -20,6 +20,7 @@ from autoshard.partition.emitter import Decisions, deciding_values, number_group
 from autoshard.partition.price import Machine
 from autoshard.partition.reshard import Resharder
 from autoshard.plan import Coverage, Leaf, Plan
+from autoshard.program import Value
 from autoshard.rules import Kind, family
 from autoshard.strategies import group_signature
 from autoshard.trace import Traced, trace
@@ -65,12 +66,22 @@ class Source:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the program: ops, shapes and how values flow."""
+        """Hash of the program: ops, literals, shapes and how values flow."""
         digest = hashlib.sha256()
-        for aval in self.traced.in_avals:
-            digest.update(f"{aval.shape}{aval.dtype}".encode())
+        places: dict[Any, int] = {}
+
+        def place(atom: Any) -> Any:
+            return places.setdefault(atom, len(places)) if isinstance(atom, Value) else repr(atom.val)
+
+        for value in self.block.inputs:
+            digest.update(f"{place(value)}{value.shape}{value.dtype}".encode())
         for item in self.block.walk():
             digest.update(repr(group_signature(item)).encode())
+            for op in item.ops:
+                flow = [place(a) for a in (*op.inputs, *op.outputs)]
+                flow += [place(v) for body in item.blocks for v in (*body.inputs, *body.outputs)]
+                digest.update(repr(flow).encode())
+        digest.update(repr([place(a) for a in self.block.outputs]).encode())
         return digest.hexdigest()[:32]
 
     @cached_property

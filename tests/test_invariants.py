@@ -51,7 +51,6 @@ def choices_of(model: Model, rng: np.random.Generator) -> list[list[int]]:
     return found
 
 
-@pytest.mark.xfail(reason="slices of results, and the index of a branch, are charged as kernels")
 @pytest.mark.parametrize("seed", range(25))
 def test_objective_is_estimate_for_any_choice(seed: int) -> None:
     made = random_program(seed)

@@ -19,7 +19,8 @@ from autoshard.program import Equation, itemsize
 __all__ = ["Collective", "Entry", "Ledger", "calls", "kernels_of"]
 
 _GROUP = re.compile(r"^g(\d+)\.(.*)$")
-_RESHARD = re.compile(r"^r(\d+)$")
+# Resharding for a group; also what a program or the body of a loop returns is resharded.
+_RESHARD = re.compile(r"^(?:r(\d+)|outputs|yield)$")
 _CALLS = frozenset(
     "jit pjit closed_call core_call custom_jvp_call custom_vjp_call remat2 checkpoint shard_map".split()
 )
@@ -81,12 +82,17 @@ def group_tag(eqn: Any) -> tuple[int, str] | None:
 
 
 def reshard_tag(eqn: Any) -> int:
-    """Read the number of the group that an equation reshards for; -1 if it does not."""
+    """Read the number of the group that an equation reshards for; -1 if for none."""
     for part in reversed(str(eqn.source_info.name_stack).split("/")):
         match = _RESHARD.match(part)
         if match:
-            return int(match[1])
+            return int(match[1]) if match[1] else -1
     return -1
+
+
+def reshards(eqn: Any) -> bool:
+    """Tell whether an equation was emitted to reshard."""
+    return any(_RESHARD.match(part) for part in str(eqn.source_info.name_stack).split("/"))
 
 
 def kernels_of(jaxpr: Any) -> list[tuple[tuple[int, str] | None, list[Equation]]]:
@@ -178,8 +184,9 @@ class Ledger:
         used: Callable[[Iterable[Equation]], list[Any]],
         count: float,
     ) -> None:
-        if tag is None and all(not v.aval.shape for e in eqns for v in e.outvars):
-            return  # addresses of a reshard: the scalar unit's work
+        bare = tag is None or tag[1] in ("scan", "while", "cond")
+        if bare and all(not v.aval.shape for e in eqns for v in e.outvars):
+            return  # addresses of a reshard, the index of a branch: the scalar unit's work
         cost = self.kernel_cost(tag, eqns, used(eqns))
         if cost is FREE:
             return
@@ -199,7 +206,7 @@ class Ledger:
 
     def kernel_cost(self, tag: tuple[int, str] | None, eqns: list[Equation], outputs: list[Any]) -> Cost:
         eqn = eqns[0]
-        if tag is None and eqn.primitive.name == "dynamic_slice" and reshard_tag(eqn) >= 0:
+        if tag is None and eqn.primitive.name == "dynamic_slice" and reshards(eqn):
             return self.machine.slice_cost(eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
         return self.machine.kernel(eqns, outputs)
 

@@ -214,7 +214,11 @@ class Machine:
     def _is_bitcast(self, eqn: Equation) -> bool:
         if eqn.primitive.name not in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
             return False
-        if isinstance(eqn.invars[0], Literal):
+        if (
+            isinstance(eqn.invars[0], Literal)
+            or eqn.params.get("dimensions")
+            and eqn.primitive.name == "reshape"
+        ):
             return False
         before = [n for n in eqn.invars[0].aval.shape if n > 1]
         after = [n for n in eqn.outvars[0].aval.shape if n > 1]
