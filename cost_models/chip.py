@@ -30,6 +30,7 @@ class Chip:
     Attributes:
         name: generation, such as `"v3"`; also the stem of the data file.
         compiler_name: what the TPU compiler calls the generation in a topology name.
+        device_kind: what JAX calls a device of the generation.
         devices_per_chip: JAX devices on one chip; they share the chip's inter-chip links.
         clock_hz: TensorCore clock.
         matmul_flops_per_second: dense bfloat16 peak (a multiply-add counts two).
@@ -64,6 +65,7 @@ class Chip:
 
     name: str
     compiler_name: str
+    device_kind: str
     devices_per_chip: int
     clock_hz: float
     matmul_flops_per_second: float

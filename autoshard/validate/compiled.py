@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cost_models as cm
 from autoshard.validate.artifact import Artifact
 from autoshard.validate.collectives import Collective, find_collectives, step_bytes_by_kind
 from autoshard.validate.hlo import parse_module
@@ -20,16 +21,6 @@ from autoshard.validate.memory import Memory, OutOfMemory, memory_of_buffers, pa
 from autoshard.validate.process import CompileError, MissingLibtpuError, is_libtpu_available, run_worker
 from autoshard.validate.work import InstructionWork, measure
 
-# Clock by which `estimated_cycles` count, from the "TensorCore frequency" line of libtpu 0.0.52's log.
-_CLOCK_HZ = {
-    "v2": 700e6,
-    "v3": 940e6,
-    "v4": 1050e6,
-    "v5e": 1500e6,
-    "v5p": 1750e6,
-    "v5": 1750e6,
-    "v6e": 1750e6,
-}
 _DEFAULT_TIMEOUT_SECONDS = 600.0
 
 
@@ -174,7 +165,7 @@ def compile_tpu(
             "compiler_options": dict(compiler_options or {}),
         },
         mesh_shape=artifact.mesh_shape if mesh_shape is None else mesh_shape,
-        clock_hz=_CLOCK_HZ.get(generation),
+        clock_hz=_clock(generation),
         cpu_devices=1,
         timeout_seconds=timeout_seconds,
     )
@@ -224,6 +215,12 @@ def compile_cpu(
         cpu_devices=devices,
         timeout_seconds=timeout_seconds,
     )
+
+
+def _clock(generation: str) -> float | None:
+    """Return the clock by which `estimated_cycles` count, of a generation as the compiler names it."""
+    known = (c.clock_hz for c in cm.chips() if generation in (c.name, c.compiler_name))
+    return next(known, None)
 
 
 def _compile(

@@ -75,7 +75,7 @@ def measure_plan(
         raise AutoshardError(f"cannot profile here: {error}") from error
     kinds = sorted({d.device_kind for d in mesh.devices.flat})
     planned = cm.Topology.parse(plan.topology).chip.name
-    is_planned = all(planned in kind.lower().split() for kind in kinds)
+    is_planned = kinds == [cm.chip(planned).device_kind]
     tables: dict[str, Table] = {}
     rows: list[tuple[Any, ...]] = [("predicted", plan.step_seconds, plan.step_seconds, None)]
     failures: list[str] = []
