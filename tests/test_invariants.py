@@ -181,31 +181,29 @@ def test_tunix_llama_under_the_plan() -> None:
     check_plan(fn, (random_like(state), random_like(tokens, 2, 64), positions, mask), {"a": 2, "b": 4})
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_haiku_resnet_under_the_plan() -> None:
-    """A ResNet that nobody here wrote: loss, batch statistics and gradients of a train step."""
+    """A ResNet-50 that nobody here wrote: loss, batch statistics, gradients and parameters of a train step."""
     hk = pytest.importorskip("haiku")
-    net = hk.transform_with_state(
-        lambda x: hk.nets.ResNet(
-            blocks_per_group=(1, 1, 1, 1),
-            num_classes=8,
-            resnet_v2=True,
-            bottleneck=True,
-            channels_per_group=(16, 16, 32, 32),
-            use_projection=(True, True, True, True),
-        )(x, is_training=True)
+    optax = pytest.importorskip("optax")
+    net = hk.transform_with_state(lambda x: hk.nets.ResNet50(100, resnet_v2=True)(x, is_training=True))
+    images, labels = (
+        jax.ShapeDtypeStruct((16, 32, 32, 3), jnp.float32),
+        jax.ShapeDtypeStruct((16,), jnp.int32),
     )
-    images, labels = jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32), jax.ShapeDtypeStruct((8,), jnp.int32)
-    params, state = net.init(jax.random.key(0), random_like(images))
+    params, state = jax.jit(net.init)(jax.random.key(0), random_like(images))
+    optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
 
-    def fn(params: Any, state: Any, images: Any, labels: Any) -> Any:
+    def fn(params: Any, state: Any, momentum: Any, images: Any, labels: Any) -> Any:
         def loss(params: Any) -> Any:
             out, new = net.apply(params, state, None, images)
             logp = jax.nn.log_softmax(out)
             return -jnp.take_along_axis(logp, labels[:, None], -1).mean(), new
 
-        return jax.value_and_grad(loss, has_aux=True)(params)
+        (value, new), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, momentum = optimizer.update(grads, momentum, params)
+        return value, new, grads, optax.apply_updates(params, updates), momentum
 
-    args = (params, state, random_like(images, 1, scale=1.0), random_like(labels, 2, 8))
-    check_plan(fn, args, {"a": 8})
+    data = random_like(images, 1, scale=1.0), random_like(labels, 2, 100)
+    # Fifty batch normalisations in float32: sums in another order move the statistics by over 1e-5 at times.
+    check_plan(fn, (params, state, optimizer.init(params), *data), {"a": 8}, rtol=3e-5)
