@@ -188,22 +188,23 @@ def test_haiku_resnet_under_the_plan() -> None:
     optax = pytest.importorskip("optax")
     net = hk.transform_with_state(lambda x: hk.nets.ResNet50(100, resnet_v2=True)(x, is_training=True))
     images, labels = (
-        jax.ShapeDtypeStruct((16, 32, 32, 3), jnp.float32),
+        jax.ShapeDtypeStruct((16, 64, 64, 3), jnp.float32),
         jax.ShapeDtypeStruct((16,), jnp.int32),
     )
-    params, state = jax.jit(net.init)(jax.random.key(0), random_like(images))
+    params, state = jax.jit(net.init)(jax.random.key(2), random_like(images))
     optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
 
     def fn(params: Any, state: Any, momentum: Any, images: Any, labels: Any) -> Any:
         def loss(params: Any) -> Any:
             out, new = net.apply(params, state, None, images)
             logp = jax.nn.log_softmax(out)
-            return -jnp.take_along_axis(logp, labels[:, None], -1).mean(), new
+            decay = 0.5 * sum(jnp.sum(jnp.square(w)) for w in jax.tree.leaves(params))
+            return -jnp.take_along_axis(logp, labels[:, None], -1).mean() + 1e-4 * decay, new
 
         (value, new), grads = jax.value_and_grad(loss, has_aux=True)(params)
         updates, momentum = optimizer.update(grads, momentum, params)
         return value, new, grads, optax.apply_updates(params, updates), momentum
 
-    data = random_like(images, 1, scale=1.0), random_like(labels, 2, 100)
-    # Fifty batch normalisations in float32: sums in another order move the statistics by over 1e-5 at times.
-    check_plan(fn, (params, state, optimizer.init(params), *data), {"a": 8}, rtol=3e-5)
+    data = jax.random.normal(jax.random.key(0), images.shape), random_like(labels, 2, 100)
+    # Through fifty normalisations the unsharded float32 run is itself 4e-5 away from a float64 one.
+    check_plan(fn, (params, state, optimizer.init(params), *data), {"a": 8}, rtol=5e-5)
