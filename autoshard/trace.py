@@ -169,7 +169,7 @@ class _Builder:
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             operands = tuple(_read(env, atom) for atom in eqn.invars)
-            if name in _IDENTITIES:
+            if name in _IDENTITIES or _stays_put(eqn):
                 for var, operand in zip(eqn.outvars, operands, strict=True):
                     env[var] = operand
             elif name in _CALLS and _CALLS[name] in eqn.params:
@@ -268,6 +268,11 @@ class _Builder:
                 )
             )
         return held, tuple(aligned)
+
+
+def _stays_put(eqn: Any) -> bool:
+    """Tell a `device_put` that names no place: inside a program it changes nothing."""
+    return eqn.primitive.name == "device_put" and all(d is None for d in eqn.params["devices"])
 
 
 def _folded(eqn: Any, operands: tuple[Atom, ...]) -> Literal | None:

@@ -78,6 +78,21 @@ def _scaled_operand(op: Op) -> tuple[int, ...]:
     return ()
 
 
+def _bitcast_rule(op: Op) -> ShardingRule:
+    """A change of width adds or drops a minor dim, which stays whole."""
+    shapes = shape_of(op.inputs[0]), op.outputs[0].shape
+    shared = min(shapes, key=len)
+    factors = names(len(shared), "d")
+    lead = tuple((f,) if n > 1 else () for f, n in zip(factors, shared, strict=True))
+
+    def dims(shape: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
+        return lead + ((),) * (len(shape) - len(lead))
+
+    return ShardingRule(
+        inputs=(dims(shapes[0]),), outputs=(dims(shapes[1]),), sizes=dict(zip(factors, shared, strict=True))
+    )
+
+
 def _broadcast_rule(op: Op) -> ShardingRule:
     (shape,) = (op.outputs[0].shape,)
     factors = names(len(shape), "d")
@@ -141,6 +156,7 @@ def _squeeze_rule(op: Op) -> ShardingRule:
 
 
 register(Family(name="elementwise", kind=Kind.ELEMENTWISE, rule=_elementwise_rule), UNARY + NARY)
+register(Family(name="bitcast", kind=Kind.ELEMENTWISE, rule=_bitcast_rule), ["bitcast_convert_type"])
 register(
     Family(name="broadcast", kind=Kind.ELEMENTWISE, rule=_broadcast_rule, params=_local_shape),
     ["broadcast_in_dim"],
