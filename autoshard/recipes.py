@@ -43,7 +43,7 @@ class Site:
       stacked: whether it holds all layers at once.
       rank: number of factors that are not scanned; 1 for what is a vector in each layer.
       kind: for the inputs "data", "parameter" or "state"; "reading" for what is a parameter but for casts,
-        copies and loops; otherwise "group" or "value".
+        copies and loops; "operand" for a copy that only products read; otherwise "group" or "value".
     """
 
     batch: tuple[str, ...]
@@ -70,13 +70,19 @@ Wish = Callable[[Site, Assignment], bool]
 Recipe = Sequence[Wish]
 
 
-def site_of_group(item: Group, roles: Roles) -> Site:
-    """Describe a group of ops."""
+def is_product(item: Group) -> bool:
+    """Tell a product, convolution or lookup."""
+    return any(op.name in _HEAVY for op in item.ops)
+
+
+def site_of_group(item: Group, roles: Roles, readers: Sequence[Group] = ()) -> Site:
+    """Describe a group of ops; a copy that only products read is their operand, gathered once for all."""
     classes = roles.dimensions.of_group(item)
     sizes = {f: item.rule.sizes[f] for f in item.rule.factors}
     reading = all(v in roles.readings for v in (*item.inputs, *item.outputs))
-    product = any(op.name in _HEAVY for op in item.ops)
-    return _site(classes, sizes, roles, product, "reading" if reading else "group")
+    if item.is_copy and readers and all(map(is_product, readers)):
+        return _site(classes, sizes, roles, False, "operand")
+    return _site(classes, sizes, roles, is_product(item), "reading" if reading else "group")
 
 
 def site_of_value(value: Value, roles: Roles, kind: str = "") -> Site:
@@ -193,7 +199,7 @@ def tensor_parallel(
         return not stuck or not _split_axes(a, site.outer) & set(model)
 
     def between(site: Site, a: Assignment) -> bool:
-        if site.splits(site.inner, model, mesh) or not site.outer or site.product:
+        if site.splits(site.inner, model, mesh) or not site.outer or site.product or site.kind == "operand":
             return True
         if not site.activation:
             return site.rank > 1 or not _split_axes(a) - set(residual)

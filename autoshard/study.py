@@ -6,12 +6,14 @@ Between the recipes, which know sites and roles, and the search, which knows gro
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
 from autoshard.annotations import constraint_choices
 from autoshard.choices import assignments, layouts
 from autoshard.errors import AutoshardError
+from autoshard.grouping import Group
 from autoshard.layout import Axes, Layout, mesh_size, replicated
 from autoshard.partition.emitter import deciding_values
 from autoshard.program import Value
@@ -93,10 +95,15 @@ class Study:
             pinned[value] = self._layouts(value, site_of_value(value, roles, kind), recipe)
         given, _ = constraint_choices(block, mesh)
         allowed = {}
+        readers: dict[Value, list[Group]] = defaultdict(list)
+        for item in block.walk():
+            for value in item.inputs:
+                readers[value].append(item)
         for item in block.walk():
             if item.kind not in (Kind.CONTROL, Kind.IDENTITY):
                 options = given.get(item) or assignments(item.rule, mesh)
-                allowed[item] = keep(options, site_of_group(item, roles), recipe)
+                site = site_of_group(item, roles, [r for v in item.outputs for r in readers[v]])
+                allowed[item] = keep(options, site, recipe)
         return build_model(
             block,
             self.session.resharder,
