@@ -3,8 +3,8 @@
 A group is what a compiler would make one kernel of: a cluster of elementwise ops, perhaps ended by
 reductions; or a single matrix product, gather, loop and so on. All ops of a group share one split of the
 group's factors, so resharding happens only between groups, and the cost of a group depends on its own split
-alone. Values that several groups read rest in a *copy*, an empty group whose layout is a decision too: a
-partial sum is reduced, or a weight gathered, once for all who share it.
+alone. Values that several groups read rest in a *copy* (`autoshard.sharing`), an empty group whose layout is a
+decision too: a partial sum is reduced, or a weight gathered, once for all who share it.
 """
 
 from __future__ import annotations
@@ -12,112 +12,29 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from autoshard.layout import Layout
+from autoshard.groups import PARTIAL, Block, Group, with_inputs
+from autoshard.merging import merge_rules
 from autoshard.program import Atom, Op, Program, Value, shape_of
-from autoshard.rules import Assignment, Family, Kind, ShardingRule, family
+from autoshard.rules import Family, Kind, ShardingRule, family
 from autoshard.rules.rule import Dims
+from autoshard.sharing import copy_of, with_copies
 
 __all__ = ["PARTIAL", "Block", "Group", "group"]
-
-# In an assignment, the axes over which a linear group's inputs and outputs stay partial sums.
-PARTIAL = "+"
 
 # Cheap enough to compute again in every kernel that reads them, so never stored.
 _CHEAP = frozenset(
     "add sub mul and or not xor eq ne lt le gt ge select_n convert_element_type max min neg".split()
 )
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
-# Consumers of a value further apart than this many groups do not share a resharded copy of it.
-SIBLING_DISTANCE = 64
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Group:
-    """Some ops with one rule; `inputs` and `outputs` are the values that cross its boundary.
-
-    `factors[i]` maps the factors of op i to those of the group. A control-flow group has `blocks`.
-    """
-
-    kind: Kind
-    ops: tuple[Op, ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    rule: ShardingRule
-    factors: tuple[Mapping[str, str], ...] = ()
-    op_rules: tuple[ShardingRule, ...] = ()
-    blocks: tuple[Block, ...] = ()
-
-    def input_layout(self, index: int, assignment: Assignment) -> Layout:
-        """Layout in which the group reads its input when its factors are split by `assignment`.
-
-        The axes of the pseudo-factor `PARTIAL` are those over which linear inputs stay partial sums.
-        """
-        layout = self.rule.layout(self.rule.inputs[index], assignment)
-        partial = assignment.get(PARTIAL, ())
-        return Layout(layout.dims, partial) if partial and index in self.rule.linear else layout
-
-    def output_layout(self, index: int, assignment: Assignment) -> Layout:
-        """Layout in which the group leaves its output."""
-        layout = self.rule.output_layout(index, assignment)
-        partial = assignment.get(PARTIAL, ())
-        return Layout(layout.dims, layout.unreduced + partial) if partial else layout
-
-    @property
-    def is_copy(self) -> bool:
-        """Tell whether the group only holds a value in a layout of its own."""
-        return not self.ops
-
-    @property
-    def heavy(self) -> Op | None:
-        """The op that the group is about, if it is a single one."""
-        return self.ops[0] if len(self.ops) == 1 else None
-
-    @property
-    def title(self) -> str:
-        """Short name: the primitive, or the first and last of a cluster."""
-        if self.is_copy:
-            return "copy"
-        if len(self.ops) == 1:
-            return self.ops[0].name
-        return f"{self.ops[0].name}..{self.ops[-1].name}"
-
-    @property
-    def source(self) -> str:
-        """Source line of the last op."""
-        return self.ops[-1].source if self.ops else ""
-
-    def __str__(self) -> str:
-        return f"{self.title}: {self.rule}"
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Block:
-    """A Program body as groups in execution order."""
-
-    inputs: tuple[Value, ...]
-    consts: tuple[tuple[Value, Any], ...]
-    groups: tuple[Group, ...]
-    outputs: tuple[Atom, ...]
-
-    def walk(self) -> Iterable[Group]:
-        """Yield every group, those of inner blocks after the group that holds them."""
-        for item in self.groups:
-            yield item
-            for block in item.blocks:
-                yield from block.walk()
-
-    def __str__(self) -> str:
-        return "\n".join(f"{i:4d} {g}" for i, g in enumerate(self.walk()))
 
 
 def group(program: Program) -> Block:
     """Cluster the ops of a Program, and of its blocks, into groups."""
     drafts = _Clusters(program).run()
-    return _with_copies(
+    return with_copies(
         Block(
             inputs=program.inputs,
             consts=program.consts,
@@ -303,7 +220,7 @@ class _Clusters:
     def _add(self, draft: _Draft, op: Op) -> None:
         inputs = [self._inside(draft, a) if isinstance(a, Value) else a for a in op.inputs]
         if any(a is not b for a, b in zip(inputs, op.inputs, strict=True)):
-            op = _with_inputs(op, tuple(inputs))
+            op = with_inputs(op, tuple(inputs))
         draft.ops.append(op)
         for value in op.outputs:
             self.home[value] = draft
@@ -333,17 +250,6 @@ class _Clusters:
             home.read = True
             home.used_outside.add(value)
         return value
-
-
-def _with_inputs(op: Op, inputs: tuple[Atom, ...]) -> Op:
-    return Op(
-        primitive=op.primitive,
-        params=op.params,
-        inputs=inputs,
-        outputs=op.outputs,
-        blocks=op.blocks,
-        source_info=op.source_info,
-    )
 
 
 def _ordered(drafts: Sequence[_Draft], outputs: Sequence[Atom]) -> list[_Draft]:
@@ -391,11 +297,11 @@ def _finished(draft: _Draft) -> list[Group]:
     inputs: list[Atom] = []
     for atom, own in zip(op.inputs, dims, strict=True):
         if isinstance(atom, Value) and first.setdefault(atom, own) != own:
-            copies.append(_copy(atom, Value(aval=atom.aval, name=atom.name)))
+            copies.append(copy_of(atom, Value(aval=atom.aval, name=atom.name)))
             atom = copies[-1].outputs[0]
         inputs.append(atom)
     if copies:
-        draft.ops[0] = _with_inputs(op, tuple(inputs))
+        draft.ops[0] = with_inputs(op, tuple(inputs))
     return [*copies, _finish(draft)]
 
 
@@ -428,192 +334,4 @@ def _finish(draft: _Draft) -> Group:
         rule=rule,
         factors=factors,
         op_rules=op_rules,
-    )
-
-
-def merge_rules(
-    ops: Sequence[Op], rules: Sequence[ShardingRule], inputs: Sequence[Value], outputs: Sequence[Value]
-) -> tuple[ShardingRule, tuple[Mapping[str, str], ...]]:
-    """Unify the factors of ops that pass values to each other into one rule over the boundary values."""
-    parent: dict[tuple[int, str], tuple[int, str]] = {}
-
-    def find(x: tuple[int, str]) -> tuple[int, str]:
-        while parent.setdefault(x, x) != x:
-            parent[x] = parent[parent[x]]
-            x = parent[x]
-        return x
-
-    whole: set[tuple[int, str]] = set()
-    seen: dict[Value, tuple[int, Dims]] = {}
-    for i, (op, rule) in enumerate(zip(ops, rules, strict=True)):
-        for atom, dims in zip(op.inputs, rule.inputs, strict=True):
-            if isinstance(atom, Value):
-                if atom in seen:
-                    _unify(seen[atom], (i, dims), parent, find, whole)
-                else:
-                    seen[atom] = (i, dims)
-        for value, dims in zip(op.outputs, rule.outputs, strict=True):
-            seen[value] = (i, dims)
-        whole |= {(i, f) for f in rule.whole}
-    names: dict[tuple[int, str], str] = {}
-    sizes: dict[str, int] = {}
-    reduce: dict[str, str] = {}
-    maps: list[dict[str, str]] = []
-    for i, rule in enumerate(rules):
-        mapping = {}
-        for factor, size in rule.sizes.items():
-            root = find((i, factor))
-            name = names.setdefault(root, f"f{len(names)}")
-            mapping[factor] = name
-            sizes[name] = max(size, sizes.get(name, 1))
-            if factor in rule.reduce:
-                reduce[name] = rule.reduce[factor]
-        maps.append(mapping)
-    whole_names = {names[find(x)] for x in whole if find(x) in names}
-
-    def of(value: Value) -> Dims:
-        i, dims = seen[value]
-        return tuple(tuple(maps[i][f] for f in dim) for dim in dims)
-
-    for v in seen:  # two dims of one array that must be split alike cannot both be
-        factors = [f for dim in of(v) for f in dim]
-        whole_names |= {f for f in factors if factors.count(f) > 1}
-    kept = {f for v in (*inputs, *outputs) for dim in of(v) for f in dim}
-    merged = ShardingRule(
-        inputs=tuple(of(v) for v in inputs),
-        outputs=tuple(of(v) for v in outputs),
-        sizes={f: n for f, n in sizes.items() if f in kept},
-        reduce={f: m for f, m in reduce.items() if f in kept},
-        whole=frozenset(whole_names & kept),
-        linear=_linear_inputs(ops, rules, inputs, outputs),
-    )
-    return merged, tuple(maps)
-
-
-def _unify(
-    one: tuple[int, Dims],
-    other: tuple[int, Dims],
-    parent: dict[tuple[int, str], tuple[int, str]],
-    find: Any,
-    whole: set[tuple[int, str]],
-) -> None:
-    (i, left), (j, right) = one, other
-    for a, b in zip(left, right, strict=True):
-        if len(a) == 1 and len(b) == 1:
-            parent[find((j, b[0]))] = find((i, a[0]))
-        else:
-            whole |= {(i, f) for f in a} | {(j, f) for f in b}
-
-
-def _linear_inputs(
-    ops: Sequence[Op], rules: Sequence[ShardingRule], inputs: Sequence[Value], outputs: Sequence[Value]
-) -> tuple[int, ...]:
-    """Positions of the inputs that may all be partial sums, if the outputs then are partial sums too."""
-    candidates = set(inputs)
-    for op, rule in zip(ops, rules, strict=True):
-        for k, atom in enumerate(op.inputs):
-            if k not in rule.linear and isinstance(atom, Value):
-                candidates.discard(atom)
-    partial: set[Value] = set(candidates)
-    for op, rule in zip(ops, rules, strict=True):
-        is_partial = [isinstance(a, Value) and a in partial for a in op.inputs]
-        states = [is_partial[k] for k in rule.linear]
-        others = [state for k, state in enumerate(is_partial) if k not in rule.linear]
-        if any(others) or (any(states) and not all(states)):
-            return ()
-        if any(states):
-            partial.update(op.outputs)
-    if not candidates or not all(v in partial for v in outputs):
-        return ()
-    return tuple(i for i, v in enumerate(inputs) if v in candidates)
-
-
-def _with_copies(block: Block) -> Block:
-    """Insert copies where several groups read one value."""
-    readers: dict[Value, list[int]] = defaultdict(list)
-    for i, item in enumerate(block.groups):
-        for value in item.inputs:
-            readers[value].append(i)
-    outside = [a for a in block.outputs if isinstance(a, Value)]
-    made = {v for item in block.groups for v in item.outputs if item.kind is not Kind.IDENTITY}
-    before: dict[int, list[Group]] = defaultdict(list)
-    after: dict[int, list[Group]] = defaultdict(list)
-    renamed: dict[tuple[int, Value], Value] = {}
-    final: dict[Value, Value] = {}
-    producer = {v: i for i, item in enumerate(block.groups) for v in item.outputs}
-    for value, where in readers.items():
-        if not any(n > 1 for n in value.shape):
-            continue
-        uses = len(where) + outside.count(value)
-        rest = value
-        if value in made and uses > 1:
-            rest = Value(aval=value.aval, name=value.name)
-            after[producer[value]].append(_copy(value, rest))
-            for i in where:
-                renamed[i, value] = rest
-            final[value] = rest
-        elif value not in made and uses > 1:
-            # An input that products read far apart: gathered once for all, or by each.
-            heavy = [i for i in where if block.groups[i].kind is Kind.SINGLE]
-            if len(heavy) > 1 and len(_near(heavy)) > 1:
-                rest = Value(aval=value.aval, name=value.name)
-                before[heavy[0]].append(_copy(value, rest))
-                for i in heavy:
-                    renamed[i, value] = rest
-                where = heavy
-                uses = len(heavy)
-        for siblings in _near(where):
-            if len(siblings) > 1 and not (rest is not value and len(siblings) == uses):
-                shared = Value(aval=value.aval, name=value.name)
-                before[siblings[0]].append(_copy(rest, shared))
-                for i in siblings:
-                    renamed[i, value] = shared
-    groups: list[Group] = []
-    for i, item in enumerate(block.groups):
-        groups += before[i]
-        groups.append(_renamed(item, {v: renamed[i, v] for v in item.inputs if (i, v) in renamed}))
-        groups += after[i]
-    return Block(
-        inputs=block.inputs,
-        consts=block.consts,
-        groups=tuple(groups),
-        outputs=tuple(final.get(a, a) if isinstance(a, Value) else a for a in block.outputs),
-    )
-
-
-def _near(positions: Sequence[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for p in positions:
-        if runs and p - runs[-1][-1] <= SIBLING_DISTANCE:
-            runs[-1].append(p)
-        else:
-            runs.append([p])
-    return runs
-
-
-def _copy(source: Value, target: Value) -> Group:
-    factors = tuple(f"f{i}" for i in range(len(source.shape)))
-    dims = tuple((f,) if n > 1 else () for f, n in zip(factors, source.shape, strict=True))
-    rule = ShardingRule(
-        inputs=(dims,), outputs=(dims,), sizes=dict(zip(factors, source.shape, strict=True)), linear=(0,)
-    )
-    return Group(kind=Kind.ELEMENTWISE, ops=(), inputs=(source,), outputs=(target,), rule=rule)
-
-
-def _renamed(item: Group, names: Mapping[Value, Value]) -> Group:
-    if not names:
-        return item
-    ops = tuple(
-        _with_inputs(op, tuple(names.get(a, a) if isinstance(a, Value) else a for a in op.inputs))
-        for op in item.ops
-    )
-    return Group(
-        kind=item.kind,
-        ops=ops,
-        inputs=tuple(names.get(v, v) for v in item.inputs),
-        outputs=item.outputs,
-        rule=item.rule,
-        factors=item.factors,
-        op_rules=item.op_rules,
-        blocks=item.blocks,
     )

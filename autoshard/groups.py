@@ -1,0 +1,107 @@
+"""What a group is: ops that are decided, priced and run together, and the values that cross its boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoshard.layout import Layout
+from autoshard.program import Atom, Op, Value
+from autoshard.rules import Assignment, Kind, ShardingRule
+
+__all__ = ["PARTIAL", "Block", "Group", "with_inputs"]
+
+# In an assignment, the axes over which a linear group's inputs and outputs stay partial sums.
+PARTIAL = "+"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Group:
+    """Some ops with one rule; `inputs` and `outputs` are the values that cross its boundary.
+
+    `factors[i]` maps the factors of op i to those of the group. A control-flow group has `blocks`.
+    """
+
+    kind: Kind
+    ops: tuple[Op, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    rule: ShardingRule
+    factors: tuple[Mapping[str, str], ...] = ()
+    op_rules: tuple[ShardingRule, ...] = ()
+    blocks: tuple[Block, ...] = ()
+
+    def input_layout(self, index: int, assignment: Assignment) -> Layout:
+        """Layout in which the group reads its input when its factors are split by `assignment`.
+
+        The axes of the pseudo-factor `PARTIAL` are those over which linear inputs stay partial sums.
+        """
+        layout = self.rule.layout(self.rule.inputs[index], assignment)
+        partial = assignment.get(PARTIAL, ())
+        return Layout(layout.dims, partial) if partial and index in self.rule.linear else layout
+
+    def output_layout(self, index: int, assignment: Assignment) -> Layout:
+        """Layout in which the group leaves its output."""
+        layout = self.rule.output_layout(index, assignment)
+        partial = assignment.get(PARTIAL, ())
+        return Layout(layout.dims, layout.unreduced + partial) if partial else layout
+
+    @property
+    def is_copy(self) -> bool:
+        """Tell whether the group only holds a value in a layout of its own."""
+        return not self.ops
+
+    @property
+    def heavy(self) -> Op | None:
+        """The op that the group is about, if it is a single one."""
+        return self.ops[0] if len(self.ops) == 1 else None
+
+    @property
+    def title(self) -> str:
+        """Short name: the primitive, or the first and last of a cluster."""
+        if self.is_copy:
+            return "copy"
+        if len(self.ops) == 1:
+            return self.ops[0].name
+        return f"{self.ops[0].name}..{self.ops[-1].name}"
+
+    @property
+    def source(self) -> str:
+        """Source line of the last op."""
+        return self.ops[-1].source if self.ops else ""
+
+    def __str__(self) -> str:
+        return f"{self.title}: {self.rule}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Block:
+    """A Program body as groups in execution order."""
+
+    inputs: tuple[Value, ...]
+    consts: tuple[tuple[Value, Any], ...]
+    groups: tuple[Group, ...]
+    outputs: tuple[Atom, ...]
+
+    def walk(self) -> Iterable[Group]:
+        """Yield every group, those of inner blocks after the group that holds them."""
+        for item in self.groups:
+            yield item
+            for block in item.blocks:
+                yield from block.walk()
+
+    def __str__(self) -> str:
+        return "\n".join(f"{i:4d} {g}" for i, g in enumerate(self.walk()))
+
+
+def with_inputs(op: Op, inputs: tuple[Atom, ...]) -> Op:
+    """Return the op with other operands."""
+    return Op(
+        primitive=op.primitive,
+        params=op.params,
+        inputs=inputs,
+        outputs=op.outputs,
+        blocks=op.blocks,
+        source_info=op.source_info,
+    )
