@@ -208,7 +208,7 @@ def _search(
     capacity = limit or session.machine.usable_bytes
     found = _solve_within(session, model, capacity, seconds, gap, progress)
     solved = time.perf_counter()
-    decisions, estimated, solution, bound = found
+    decisions, estimated, solution, bound, limited = found
     plan = session.plan(
         "suggested",
         decisions,
@@ -216,10 +216,20 @@ def _search(
         gap=search_gap(estimated.serial_seconds, bound) if estimated.peak_bytes <= capacity else None,
         lower_bound_seconds=bound,
         memory_limit_bytes=capacity,
-        notes=[*notes, *_UNFINISHED.get(solution.status, ())],
+        notes=[*notes, *_scope(model, limited), *_UNFINISHED.get(solution.status, ())],
         timings={"strategies": stated - start, "search and estimate": solved - stated},
     )
     return _with_fit_notes(plan)
+
+
+def _scope(model: Model, limited: bool) -> list[str]:
+    """Say over which plans the bound holds, where not over all of them."""
+    notes = []
+    if len(model.problem.costs) < len(model.nodes):
+        notes.append("repeated layers are decided as one: the bound is over plans that treat them alike")
+    if limited:
+        notes.append("memory decides: the bound is over plans whose peak the search counts within the limit")
+    return notes
 
 
 def search_gap(seconds: float, bound: float) -> float:
@@ -257,8 +267,11 @@ def _solve_within(
     seconds: float,
     gap: float,
     progress: Progress | None,
-) -> tuple[Decisions, Any, search.Solution, float]:
-    """Solve, adding memory rows where the plan's own estimate or the model exceeds the capacity."""
+) -> tuple[Decisions, Any, search.Solution, float, bool]:
+    """Solve, adding memory rows where the plan's own estimate or the model exceeds the capacity.
+
+    Returns the decisions, their estimate, the solution, its bound, and whether memory rows were needed.
+    """
     deadline = time.monotonic() + seconds
     report = None if progress is None else (lambda news: progress(str(news)))
     problem = model.problem
@@ -271,7 +284,7 @@ def _solve_within(
         left = max(1.0, deadline - time.monotonic())
         small = search.solve(model.smallest_at(worst, scale), time_limit_seconds=left, gap=gap)
         decisions = model.decisions(small.choice)
-        return decisions, session.estimate(decisions), small, bound
+        return decisions, session.estimate(decisions), small, bound, False
     limit, rows = capacity, set[int]()
     best: tuple[Decisions, Any, search.Solution] | None = None
     for _ in range(_ROUNDS):
@@ -283,7 +296,7 @@ def _solve_within(
         if best is None or estimated.peak_bytes < best[1].peak_bytes:
             best = (decisions, estimated, solution)
         if estimated.peak_bytes <= capacity:
-            return decisions, estimated, solution, bound
+            return decisions, estimated, solution, bound, bool(rows)
         usage = model.usage(choice)
         # The estimate is the judge: where it sees more than the model, the model's limit is tightened.
         limit = min(limit, capacity - max(0.0, estimated.peak_bytes - usage.max()))
@@ -299,7 +312,7 @@ def _solve_within(
         if solution.status is not search.Status.INFEASIBLE:
             bound = max(bound, solution.lower_bound)
     assert best is not None
-    return (*best, bound)
+    return (*best, bound, bool(rows))
 
 
 def _smallest(

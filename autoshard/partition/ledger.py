@@ -133,6 +133,7 @@ class Ledger:
                 self._while(eqns[0], count)
             elif name == "cond":
                 branches = eqns[0].params["branches"]
+                self.notes.append("the branches of a cond are counted as equally likely")
                 for branch in branches:
                     self.body(branch.jaxpr, count / len(branches))
             elif next(calls(eqns[0]), None) is not None and len(eqns) == 1:
