@@ -13,6 +13,7 @@ from cost_models.collectives import (
     CollectiveKind,
     collective_seconds,
     permutation_seconds,
+    sent_bytes,
 )
 from cost_models.compute import (
     VECTOR_CLASSES,
@@ -61,6 +62,7 @@ __all__ = [
     "place",
     "placements",
     "scheduler_seconds",
+    "sent_bytes",
     "slices",
     "vector_seconds",
 ]

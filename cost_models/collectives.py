@@ -48,7 +48,14 @@ from cost_models.chip import Chip
 from cost_models.links import GroupLinks, Lane, group_links, permutation_load, shift_load
 from cost_models.placement import Placement
 
-__all__ = ["COLLECTIVES", "CollectiveCost", "CollectiveKind", "collective_seconds", "permutation_seconds"]
+__all__ = [
+    "COLLECTIVES",
+    "CollectiveCost",
+    "CollectiveKind",
+    "collective_seconds",
+    "permutation_seconds",
+    "sent_bytes",
+]
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective_permute"]
 COLLECTIVES: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
@@ -140,19 +147,36 @@ def collective_seconds(
     if links.size == 1 or full_bytes == 0:
         return _price(kind, links.size, chip, sent=0.0, busy=(0.0, 0.0), wire=0.0, hops=0)
     hops = sum(lane.hops for lane in links.lanes)
+    whole = kind == "reduce_scatter" and len(axes) > chip.reduce_scatter_axes
+    sent = sent_bytes("all_reduce" if whole else kind, full_bytes, links.size)
     if kind == "all_to_all":
         wire, on_link, on_core = _exchange(chip, links)
-        sent = (links.size - 1) / links.size**2
     else:
         wire, on_link, on_core = _gather(chip, links)
-        sent = (links.size - 1) / links.size
-        whole = kind == "reduce_scatter" and len(axes) > chip.reduce_scatter_axes
         if kind == "all_reduce" or whole:
-            hops, wire, on_link, on_core, sent = 2 * hops, 2 * wire, 2 * on_link, 2 * on_core, 2 * sent
+            hops, wire, on_link, on_core = 2 * hops, 2 * wire, 2 * on_link, 2 * on_core
     busy = (on_link * full_bytes, on_core * full_bytes)
-    return _price(
-        kind, links.size, chip, sent=sent * full_bytes, busy=busy, wire=wire * full_bytes, hops=hops
-    )
+    return _price(kind, links.size, chip, sent=sent, busy=busy, wire=wire * full_bytes, hops=hops)
+
+
+def sent_bytes(kind: CollectiveKind, full_bytes: float, group_size: int) -> float:
+    """Return the bytes that each device of a group sends, on a ring or directly.
+
+    Args:
+        kind: as for `collective_seconds`.
+        full_bytes: as for `collective_seconds`.
+        group_size: devices of the group.
+
+    >>> [sent_bytes(kind, 80, 4) for kind in COLLECTIVES]
+    [60.0, 60.0, 120.0, 15.0, 80.0]
+
+    """
+    if kind == "collective_permute":
+        return full_bytes
+    share = (group_size - 1) / group_size
+    if kind == "all_to_all":
+        share /= group_size
+    return full_bytes * share * (2 if kind == "all_reduce" else 1)
 
 
 def permutation_seconds(

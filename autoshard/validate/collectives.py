@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from autoshard.validate.hlo import Array, Computation, HloParseError, Instruction, Module
 from autoshard.validate.loops import Execution, Schedule
+from autoshard.validate.scatter import sliced_bytes
 
 KINDS = (
     "all-gather",
@@ -51,6 +52,8 @@ class Collective:
         trips: how often a step runs each of them: the product of the trip counts around it.
         group_size: devices that communicate with each other; for a permutation, the size of the axes along
             which it moves.
+        sliced_bytes: of an all-reduce, the part of `bytes` of which each device reads its own share only: what
+            a compiler that forms reduce-scatters would scatter (`autoshard.validate.scatter`).
         axes: names of the mesh axes that vary within a group, in mesh order; empty when no mesh was given.
         whole_axes: whether a group is exactly the product of `axes` rather than a part of it.
         is_async: whether the compiler split it into a start and a done.
@@ -66,6 +69,7 @@ class Collective:
     count: int
     trips: int
     group_size: int
+    sliced_bytes: int
     axes: tuple[str, ...]
     whole_axes: bool
     is_async: bool
@@ -119,6 +123,7 @@ def find_collectives(
         if kind == "all-reduce" and _is_reduce_scatter(execution.instruction, computation):
             kind, result_bytes = "reduce-scatter", execution.instruction.bytes
         group_size, axes, whole = _span(found, mesh_shape, devices)
+        sliced = sliced_bytes(module, computation, found, group_size) if kind == "all-reduce" else 0
         row = Collective(
             kind=kind,
             bytes=max(operand_bytes, result_bytes),
@@ -126,6 +131,7 @@ def find_collectives(
             count=1,
             trips=execution.trips,
             group_size=group_size,
+            sliced_bytes=sliced,
             axes=axes,
             whole_axes=whole,
             is_async=is_async,

@@ -215,7 +215,7 @@ def _numerics(
 
     reference = named(export_artifact(original, shapes, platform="cpu"), "the original")
     candidates = {
-        PARTITIONERS[p]: named(_artifact(plan, fn, args, p, "cpu", shapes), PARTITIONERS[p])
+        PARTITIONERS[p]: named(plan_artifact(plan, fn, args, p, "cpu", shapes), PARTITIONERS[p])
         for p in partitioners
     }
     report = compare_numerics(
@@ -281,7 +281,7 @@ def _line(plan: Plan) -> str:
     )
 
 
-def _artifact(
+def plan_artifact(
     plan: Plan,
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -289,6 +289,7 @@ def _artifact(
     platform: str,
     shapes: Sequence[Any],
 ) -> Artifact:
+    """Export a plan's program as one of `PARTITIONERS` applies it; `shapes` are those of the flat inputs."""
     mesh = abstract_mesh(plan.mesh)
     flat, ins, outs, donated = flat_program(plan, fn, args, partitioner, mesh)
     made = export_artifact(
@@ -344,7 +345,7 @@ def _compile(
     for platform in platforms:
         predicted = predicted_runs(plan.estimate.collectives, widened=platform == "cpu")
         for partitioner in partitioners:
-            artifact = _artifact(plan, fn, args, partitioner, platform, shapes)
+            artifact = plan_artifact(plan, fn, args, partitioner, platform, shapes)
             try:
                 report = _ask(plan, artifact, platform, full, timeout_seconds)
             except CompileError as error:

@@ -1,0 +1,1 @@
+"""Commands that measure autoshard against compilers; each writes a page of docs/."""
