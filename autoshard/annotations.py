@@ -99,7 +99,7 @@ def input_choices(
             used = set(layout.axes)
             options = [
                 Layout(tuple(x.dims[d] if d in open_dims else layout.dims[d] for d in range(len(shape))))
-                for x in layouts(shape, mesh)
+                for x in layouts(shape, mesh, even=True)
                 if not any(x.dims[d] for d in range(len(shape)) if d not in open_dims)
                 and not used & set(x.axes)
             ]

@@ -1,7 +1,9 @@
 """How one value is laid out over a mesh: the inside form of a `PartitionSpec`.
 
 `Layout.dims[i]` names the mesh axes that split dim i, major first; `unreduced` the axes over which the local
-arrays are still partial results. A `PartitionSpec` says the same and is what users see.
+arrays are still partial results. A dim that its axes do not divide is split into parts of the next larger
+extent, the last of them padded; what stands in the padding is undefined. A `PartitionSpec` says the same and
+is what users see.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from autoshard.errors import SpecError
 __all__ = [
     "Layout",
     "MeshShape",
+    "chunk",
     "from_spec",
     "local_shape",
     "mesh_size",
@@ -56,10 +59,16 @@ def mesh_size(axes: Iterable[str], mesh: MeshShape) -> int:
     return math.prod(mesh[axis] for axis in axes)
 
 
+def chunk(size: int, ways: int) -> int:
+    """Return the extent of one of `ways` parts of a dim: the last parts of an uneven split are padded."""
+    return -(-size // ways)
+
+
 def local_shape(shape: Sequence[int], layout: Layout, mesh: MeshShape) -> tuple[int, ...]:
-    """Return the per-device shape; every split dim must divide evenly."""
+    """Return the per-device shape, padding of uneven splits included."""
     return tuple(
-        size // mesh_size(axes, mesh) if axes else size for size, axes in zip(shape, layout.dims, strict=True)
+        chunk(size, mesh_size(axes, mesh)) if axes else size
+        for size, axes in zip(shape, layout.dims, strict=True)
     )
 
 

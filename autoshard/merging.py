@@ -25,6 +25,7 @@ def merge_rules(
         return x
 
     whole: set[tuple[int, str]] = set()
+    even: set[tuple[int, str]] = set()
     seen: dict[Value, tuple[int, Dims]] = {}
     for i, (op, rule) in enumerate(zip(ops, rules, strict=True)):
         for atom, dims in zip(op.inputs, rule.inputs, strict=True):
@@ -36,9 +37,11 @@ def merge_rules(
         for value, dims in zip(op.outputs, rule.outputs, strict=True):
             seen[value] = (i, dims)
         whole |= {(i, f) for f in rule.whole}
+        even |= {(i, f) for f in rule.even}
     names: dict[tuple[int, str], str] = {}
     sizes: dict[str, int] = {}
     reduce: dict[str, str] = {}
+    exchange: dict[str, str] = {}
     maps: list[dict[str, str]] = []
     for i, rule in enumerate(rules):
         mapping = {}
@@ -49,8 +52,11 @@ def merge_rules(
             sizes[name] = max(size, sizes.get(name, 1))
             if factor in rule.reduce:
                 reduce[name] = rule.reduce[factor]
+            if factor in rule.exchange:
+                exchange[name] = rule.exchange[factor]
         maps.append(mapping)
     whole_names = {names[find(x)] for x in whole if find(x) in names}
+    even_names = {names[find(x)] for x in even if find(x) in names}
 
     def of(value: Value) -> Dims:
         i, dims = seen[value]
@@ -65,6 +71,8 @@ def merge_rules(
         outputs=tuple(of(v) for v in outputs),
         sizes={f: n for f, n in sizes.items() if f in kept},
         reduce={f: m for f, m in reduce.items() if f in kept},
+        exchange={f: way for f, way in exchange.items() if f in kept},
+        even=frozenset(even_names & kept),
         whole=frozenset(whole_names & kept),
         linear=_linear_inputs(ops, rules, inputs, outputs),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, replicated
 from autoshard.partition.emitter import Boundary, Decisions, boundaries, number_groups
 from autoshard.partition.kernels import kernel_costs
+from autoshard.partition.nested import branch_shares
 from autoshard.partition.reshard import Resharder
-from autoshard.program import Atom, Value, aval_of, shape_of
+from autoshard.program import Atom, Op, Value, aval_of, shape_of
 from autoshard.rules import Assignment, Kind
 from autoshard.strategies_memory import Tensor, buffers
 from autoshard.ties import tie
@@ -238,9 +240,16 @@ class _Builder:
     # Nodes ----------------------------------------------------------------------------------------
 
     def value_node(
-        self, value: Value, weight: float, kind: str, name: str, *, whole_lead: bool = False
+        self,
+        value: Value,
+        weight: float,
+        kind: str,
+        name: str,
+        *,
+        whole_lead: bool = False,
+        even: bool = False,
     ) -> int:
-        options = list(self.pinned.get(value, ())) or layouts(value.shape, self.machine.mesh)
+        options = list(self.pinned.get(value, ())) or layouts(value.shape, self.machine.mesh, even=even)
         if whole_lead:
             options = [x for x in options if not x.dims[0]]
         node = _Node(
@@ -304,9 +313,9 @@ class _Builder:
 
     def program(self) -> None:
         for i, value in enumerate(self.block.inputs):
-            self.value_node(value, 1.0, f"input {self.donated[i]}", f"input {value.name}")
+            self.value_node(value, 1.0, f"input {self.donated[i]}", f"input {value.name}", even=True)
         for value, _ in self.block.consts:
-            self.value_node(value, 1.0, "constant", value.name)
+            self.value_node(value, 1.0, "constant", value.name, even=True)
         self.walk(self.block, 1.0)
         end = len(self.numbers)
         for j, atom in enumerate(self.block.outputs):
@@ -316,7 +325,7 @@ class _Builder:
                 node = self.origin[self.block.inputs[tied]].node
                 options = self.nodes[node].strategies
             else:
-                options = options or layouts(shape_of(atom), self.machine.mesh)
+                options = options or layouts(shape_of(atom), self.machine.mesh, even=True)
                 self.nodes.append(
                     _Node(
                         name=f"output {j}",
@@ -377,14 +386,17 @@ class _Builder:
                 self.value_node(value, weight, "result", name, whole_lead=value in yields)
         for value, decider in boundary.same.items():
             self.origin[value] = self.origin[decider]
-        trips = {"scan": op.params.get("length", 1), "while": self.loop_trips}.get(
-            op.name, 1 / len(item.blocks)
-        )
-        for index, body in enumerate(item.blocks):
-            self.walk(body, weight * trips)
-            self.yields(item, boundary, index, body, weight * trips)
+        for index, (body, runs) in enumerate(zip(item.blocks, self.runs(op), strict=True)):
+            self.walk(body, weight * runs)
+            self.yields(item, boundary, index, body, weight * runs)
         for j, value in enumerate(op.outputs):
             self.origin[value] = self.origin[boundary.results[j]]
+
+    def runs(self, op: Op) -> Sequence[float]:
+        """How often each body of a loop or conditional counts."""
+        if op.name == "cond":
+            return branch_shares(op.params, len(op.blocks))
+        return [op.params["length"] if op.name == "scan" else self.loop_trips] * len(op.blocks)
 
     def _fixed_node(self, atom: Value, name: str) -> int:
         self.nodes.append(
@@ -458,10 +470,13 @@ class _Builder:
         return self._tables[key]
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # where a function lies differs from run to run
+
+
 def _freeze(value: Any) -> Any:
     if isinstance(value, (int, float, str, bool, type(None))):
         return value
-    return str(value)
+    return _ADDRESS.sub("", str(value))
 
 
 def group_signature(item: Group) -> Any:
@@ -474,7 +489,7 @@ def group_signature(item: Group) -> Any:
         )
         for v in op.outputs:
             places[v] = len(places)
-        params = tuple((k, _freeze(v)) for k, v in sorted(op.params.items()) if "jaxpr" not in k)
+        params = tuple((k, _freeze(v)) for k, v in sorted(op.params.items()) if k != "update_jaxpr")
         outs = tuple((v.shape, str(v.dtype)) for v in op.outputs)
         parts.append((op.name, operands, params, outs))
     parts.append(tuple(places.get(v, -1) for v in item.outputs))

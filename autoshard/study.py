@@ -123,7 +123,7 @@ class Study:
         """Layouts that a recipe leaves to an array."""
         if site.kind == "data" and not site.activation:
             return [replicated(len(value.shape))]
-        found = {x.dims: x for x in layouts(value.shape, self.session.machine.mesh)}
+        found = {x.dims: x for x in layouts(value.shape, self.session.machine.mesh, even=True)}
         options = [{f"d{d}": axes for d, axes in enumerate(key) if axes} for key in found]
         if site.kind == "data":  # the data come split by examples only, whatever is computed with them
             options = [a for a in options if set(a) <= set(site.batch)]

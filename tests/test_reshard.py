@@ -16,7 +16,8 @@ from autoshard.choices import layouts
 from autoshard.estimate import estimate
 from autoshard.layout import Layout, replicated, to_spec
 from autoshard.partition.price import Machine
-from autoshard.partition.reshard import Resharder, apply_steps
+from autoshard.partition.reshard import Resharder
+from autoshard.partition.steps import apply_steps
 from autoshard.session import abstract_mesh
 from tests.helpers.running import cpu_mesh, run
 
@@ -87,8 +88,8 @@ def test_every_device_gets_its_block(seed: int) -> None:
 
     def body(*local: Any) -> list[Any]:
         return [
-            finish(apply_steps(spoil(x, source), s, MESH), target)
-            for x, s, (_, source, target) in zip(local, steps, cases, strict=True)
+            finish(apply_steps(spoil(x, source), s, shape, MESH), target)
+            for x, s, (shape, source, target) in zip(local, steps, cases, strict=True)
         ]
 
     mapped = jax.shard_map(
@@ -113,7 +114,7 @@ def test_the_planned_price_is_that_of_the_program(seed: int) -> None:
 
     def body(x: Any) -> Any:
         with jax.named_scope("r0"):
-            return apply_steps(x, found.steps, MESH)
+            return apply_steps(x, found.steps, shape, MESH)
 
     mapped = jax.shard_map(
         body,
@@ -182,3 +183,78 @@ def test_a_sum_is_scattered_and_not_reduced_whole() -> None:
 def test_an_axis_moves_between_dims_by_all_to_all() -> None:
     found = resharder().find((64, 64), jnp.dtype("float32"), Layout((("a",), ())), Layout(((), ("a",))))
     assert [(s.kind, s.axes) for s in found.steps] == [("all_to_all", ("a",))]
+
+
+# Dims that the axes do not divide, some with parts that are all padding.
+UNEVEN = ((5, 8), (7, 3, 6), (9,), (2, 50), (13, 4), (3, 3))
+
+
+def _uneven_case(rng: np.random.Generator) -> tuple[tuple[int, ...], Layout, Layout]:
+    shape = UNEVEN[int(rng.integers(len(UNEVEN)))]
+
+    def draw() -> Layout:
+        dims: list[tuple[str, ...]] = [()] * len(shape)
+        for axis in rng.permutation(list(MESH)):
+            d = int(rng.integers(-1, len(shape)))
+            if d >= 0:
+                dims[d] = (*dims[d], str(axis))
+        return Layout(tuple(dims))
+
+    return shape, draw(), draw()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_padding_of_uneven_parts_comes_and_goes(seed: int) -> None:
+    rng = np.random.default_rng([seed, 3])
+    cases = [_uneven_case(rng) for _ in range(30)]
+    finder, dtype = resharder(), jnp.dtype("float32")
+    arrays = [jnp.asarray(rng.permutation(math.prod(s)).reshape(s), dtype) for s, _, _ in cases]
+
+    def body(*local: Any) -> list[Any]:
+        results = []
+        for x, (shape, source, target) in zip(local, cases, strict=True):
+            whole = replicated(len(shape))
+            for a, b in itertools.pairwise((whole, source, target, whole)):
+                x = apply_steps(x, finder.find(shape, dtype, a, b).steps, shape, MESH)
+            results.append(x)
+        return results
+
+    mapped = jax.shard_map(
+        body,
+        mesh=cpu_mesh(MESH),
+        in_specs=to_spec(replicated(0)),
+        out_specs=to_spec(replicated(0)),
+        check_vma=False,
+    )
+    for case, want, found in zip(cases, arrays, run(mapped, arrays), strict=True):
+        for shard in found.addressable_shards:
+            np.testing.assert_array_equal(shard.data, want, err_msg=str(case))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_price_of_padding_is_that_of_the_program(seed: int) -> None:
+    rng = np.random.default_rng([seed, 4])
+    shape, source, target = _uneven_case(rng)
+    shape = tuple(n * 64 + int(rng.integers(3)) for n in shape)
+    finder, dtype = resharder(), jnp.dtype("float32")
+    whole = replicated(len(shape))
+    paths = [finder.find(shape, dtype, a, b) for a, b in ((whole, source), (source, target), (target, whole))]
+
+    def body(x: Any) -> Any:
+        for found in paths:
+            with jax.named_scope("r0"):
+                x = apply_steps(x, found.steps, shape, MESH)
+        return x
+
+    mapped = jax.shard_map(
+        body, mesh=abstract_mesh(MESH), in_specs=to_spec(whole), out_specs=to_spec(whole), check_vma=False
+    )
+    closed = jax.make_jaxpr(mapped)(jax.ShapeDtypeStruct(shape, dtype))
+    priced = estimate(closed, finder.machine).serial_seconds
+    assert priced == pytest.approx(sum(found.seconds for found in paths), rel=1e-9)
+
+
+def test_axes_that_trade_places_permute_and_never_pass_through_the_whole_array() -> None:
+    found = resharder().find((4096, 4096), jnp.dtype("float32"), Layout((("a",), ())), Layout((("b",), ())))
+    assert "permute" in [s.kind for s in found.steps]
+    assert all(s.after.dims[0] for s in found.steps)

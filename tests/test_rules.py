@@ -205,11 +205,21 @@ def test_a_minor_factor_is_split_only_behind_full_major_ones() -> None:
     assert not rule.valid({"b": ("x",)}, mesh)
 
 
-def test_uneven_splits_and_mixed_monoids_are_not_valid() -> None:
+def test_mixed_monoids_are_not_valid() -> None:
     rule = ShardingRule.parse("(a b) -> () {reduce: a b=max}", {"a": 6, "b": 4})
     assert rule.valid({"a": ("x",)}, {"x": 2, "y": 4})
-    assert not rule.valid({"a": ("y",)}, {"x": 2, "y": 4})
     assert not rule.valid({"a": ("x",), "b": ("y",)}, {"x": 2, "y": 4})
+
+
+def test_an_uneven_split_is_valid_unless_the_factor_is_even_or_its_dim_is_cut_elsewhere() -> None:
+    mesh = {"y": 4}
+    assert ShardingRule.parse("(a) -> (a)", {"a": 6}).valid({"a": ("y",)}, mesh)
+    assert not ShardingRule.parse("(a) -> (a) {even: a}", {"a": 6}).valid({"a": ("y",)}, mesh)
+    # 6 rows of 5 over 4: parts of 2 rows, 10 elements, but a quarter of the 30 elements is 8.
+    assert not ShardingRule.parse("((a b)) -> (a b)", {"a": 6, "b": 5}).valid({"a": ("y",)}, mesh)
+    assert ShardingRule.parse("((a b)) -> (a b) {exchange: a=halo}", {"a": 6, "b": 5}).valid(
+        {"a": ("y",)}, mesh
+    )
 
 
 def test_an_op_without_a_rule_is_whole_everywhere() -> None:

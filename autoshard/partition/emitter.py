@@ -20,7 +20,8 @@ from jax.sharding import NamedSharding
 
 from autoshard.grouping import Block, Group
 from autoshard.layout import Axes, Layout, MeshShape, replicated, to_spec
-from autoshard.partition.reshard import Resharder, Step, apply_steps
+from autoshard.partition.reshard import Resharder
+from autoshard.partition.steps import apply_steps
 from autoshard.program import Atom, Op, Value, shape_of
 from autoshard.rules import Assignment, Kind, LocalView, family
 
@@ -275,8 +276,16 @@ class AbstractEmitter(abc.ABC):
         def branch(index: int) -> Callable[..., list[Any]]:
             return lambda *arrays: self._run(boundary, item.blocks[index], index, arrays)
 
+        branches = [branch(i) for i in range(len(item.blocks))]
+        platforms = op.params.get("branches_platforms")
+        if platforms:  # the choice stays with the lowering, which drops what other platforms would run
+            chosen = {p: run for names, run in zip(platforms, branches, strict=True) for p in names or ()}
+            default = next(
+                (run for names, run in zip(platforms, branches, strict=True) if names is None), None
+            )
+            return list(lax.platform_dependent(*operands[1:], default=default, **chosen))
         index = lax.convert_element_type(operands[0], np.dtype("int32"))
-        return list(lax.switch(index, [branch(i) for i in range(len(item.blocks))], *operands[1:]))
+        return list(lax.switch(index, branches, *operands[1:]))
 
 
 class _Local(AbstractEmitter):
@@ -290,7 +299,7 @@ class _Local(AbstractEmitter):
         found = self.resharder.find(value.shape, value.dtype, have, want)
         if found.seconds == float("inf"):
             raise AssertionError(f"{value!r} cannot go from {have} to {want}")
-        return apply_steps(array, found.steps, self.resharder.machine.mesh)
+        return apply_steps(array, found.steps, value.shape, self.resharder.machine.mesh)
 
     def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
         return emit_group(item, operands, assignment, self.resharder.machine.mesh)
@@ -310,8 +319,7 @@ class _Constrained(AbstractEmitter):
 
     def move(self, array: Any, value: Value, have: Layout, want: Layout) -> Any:
         for step in self.resharder.find(value.shape, value.dtype, have, want).steps:
-            have = _after(step, have)
-            array = self._constrain(array, have)
+            array = self._constrain(array, step.after)
         return array
 
     def settle(self, array: Any, layout: Layout) -> Any:
@@ -325,21 +333,6 @@ class _Constrained(AbstractEmitter):
         if layout.unreduced or not layout.dims:
             return array  # partial sums have no form here; the constraint behind the reduction stands
         return lax.with_sharding_constraint(array, NamedSharding(self.mesh, to_spec(layout)))
-
-
-def _after(step: Step, layout: Layout) -> Layout:
-    """Layout behind one step of a reshard."""
-    dims = list(layout.dims)
-    if step.kind in ("slice", "reduce_scatter"):
-        dims[step.dim] = (*dims[step.dim], *step.axes)
-    elif step.kind in ("all_gather", "all_to_all"):
-        dims[step.dim] = tuple(a for a in dims[step.dim] if a not in step.axes)
-    elif step.kind == "permute":
-        dims[step.dim] = step.order
-    if step.kind == "all_to_all":
-        dims[step.other] = (*dims[step.other], *step.axes)
-    reduced = step.axes if step.kind in ("reduce_scatter", "all_reduce") else ()
-    return Layout(tuple(dims), tuple(a for a in layout.unreduced if a not in reduced), layout.monoid)
 
 
 def _run_program(emitter: AbstractEmitter, block: Block, arrays: Sequence[Any]) -> tuple[Any, ...]:

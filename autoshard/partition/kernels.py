@@ -67,7 +67,7 @@ def _written_down(
         own: dict[str, Axes] = {f: assignment[g] for f, g in mapping.items() if assignment.get(g)}
         view = LocalView(rule=rule, assignment=own, mesh=machine.mesh)
         fam = family(op)
-        if fam.special(op, view):
+        if fam.emits_more(op, view):
             return None
         for j, value in enumerate(op.outputs):
             env[value] = _Var(jax.ShapeDtypeStruct(view.out_shape(op, j), value.dtype))

@@ -13,7 +13,9 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal
 
+from autoshard.partition.nested import bodies
 from autoshard.partition.price import COLLECTIVES, FREE, Cost, Machine
+from autoshard.partition.steps import SLICES
 from autoshard.program import Equation, itemsize
 
 __all__ = ["Collective", "Entry", "Ledger", "calls", "kernels_of"]
@@ -132,10 +134,7 @@ class Ledger:
             elif name == "while":
                 self._while(eqns[0], count)
             elif name == "cond":
-                branches = eqns[0].params["branches"]
-                self.notes.append("the branches of a cond are counted as equally likely")
-                for branch in branches:
-                    self.body(branch.jaxpr, count / len(branches))
+                self._cond(eqns[0], count)
             elif next(calls(eqns[0]), None) is not None and len(eqns) == 1:
                 for inner in calls(eqns[0]):
                     self.body(inner, count)
@@ -146,6 +145,13 @@ class Ledger:
         self.notes.append(f"a while loop of unknown length is counted {self.loop_trips} time(s)")
         self.body(eqn.params["cond_jaxpr"].jaxpr, count * self.loop_trips)
         self.body(eqn.params["body_jaxpr"].jaxpr, count * self.loop_trips)
+
+    def _cond(self, eqn: Equation, count: float) -> None:
+        if not eqn.params.get("branches_platforms"):
+            self.notes.append("the branches of a cond are counted as equally likely")
+        for body, share in bodies(eqn):
+            if share:
+                self.body(body, count * share)
 
     def _collective(self, eqn: Equation, count: float) -> None:
         cost = self.machine.eqn_collective(eqn)
@@ -207,7 +213,7 @@ class Ledger:
 
     def kernel_cost(self, tag: tuple[int, str] | None, eqns: list[Equation], outputs: list[Any]) -> Cost:
         eqn = eqns[0]
-        if tag is None and eqn.primitive.name == "dynamic_slice" and reshards(eqn):
+        if tag is None and eqn.primitive.name in SLICES and reshards(eqn):
             return self.machine.slice_cost(eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
         return self.machine.kernel(eqns, outputs)
 

@@ -16,6 +16,7 @@ from jax.extend.core import Literal
 
 import cost_models as cm
 from autoshard.layout import Axes, MeshShape, mesh_size
+from autoshard.partition.nested import bodies
 from autoshard.partition.vector import vector_work
 from autoshard.program import Equation, itemsize
 
@@ -34,7 +35,9 @@ COLLECTIVES: Mapping[str, str] = {
     "ppermute": "collective_permute",
 }
 # Ops that only rename or count: addresses and positions, worked out by the scalar unit.
-_FREE = frozenset({"axis_index", "optimization_barrier", "pvary", "copy", "random_wrap", "random_unwrap"})
+_FREE = frozenset(
+    "axis_index copy empty empty2 optimization_barrier platform_index pvary random_unwrap random_wrap".split()
+)
 
 
 # Share of the HBM that is left free by default: a predicted peak is that uncertain, and a compiler that runs
@@ -256,6 +259,9 @@ class Machine:
         name = eqn.primitive.name
         if name in _FREE:
             return FREE
+        inner = bodies(eqn)
+        if inner:
+            return add_costs(add_costs(map(self._work, body.eqns), times) for body, times in inner)
         if name == "dot_general":
             return self._dot(eqn)
         if name == "ragged_dot_general":
@@ -274,20 +280,26 @@ class Machine:
         k = math.prod(left.shape[i] for i in lhs_contract)
         m = math.prod(n for i, n in enumerate(left.shape) if i not in (*lhs_contract, *lhs_batch))
         n = math.prod(n for i, n in enumerate(right.shape) if i not in (*rhs_contract, *rhs_batch))
-        size = max(itemsize(left.dtype), itemsize(right.dtype))
+        return self._product(eqn, batch, m, k, n)
+
+    def _ragged_dot(self, eqn: Equation) -> Cost:
+        """Price all rows that are there: how many lie in the groups that a device has is not known."""
+        left, right = eqn.invars[0].aval, eqn.invars[1].aval
+        numbers = eqn.params["ragged_dot_dimension_numbers"]
+        (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
+        groups = numbers.rhs_group_dimensions
+        batch = math.prod(left.shape[i] for i in lhs_batch)
+        k = math.prod(left.shape[i] for i in lhs_contract)
+        m = math.prod(n for i, n in enumerate(left.shape) if i not in (*lhs_contract, *lhs_batch))
+        n = math.prod(n for i, n in enumerate(right.shape) if i not in (*rhs_contract, *rhs_batch, *groups))
+        return self._product(eqn, batch, m, k, n)
+
+    def _product(self, eqn: Equation, batch: int, m: int, k: int, n: int) -> Cost:
+        size = max(itemsize(eqn.invars[0].aval.dtype), itemsize(eqn.invars[1].aval.dtype))
         seconds = cm.matmul_seconds(
             self.chip, batch=batch, m=m, k=k, n=n, dtype_bytes=size, precision=_precision(eqn, size)
         )
         return Cost(matrix_seconds=seconds, flops=2.0 * batch * m * k * n)
-
-    def _ragged_dot(self, eqn: Equation) -> Cost:
-        left, right = eqn.invars[0].aval, eqn.invars[1].aval
-        m, k, n = math.prod(left.shape[:-1]), left.shape[-1], right.shape[-1]
-        size = max(itemsize(left.dtype), itemsize(right.dtype))
-        seconds = cm.matmul_seconds(
-            self.chip, batch=1, m=m, k=k, n=n, dtype_bytes=size, precision=_precision(eqn, size)
-        )
-        return Cost(matrix_seconds=seconds, flops=2.0 * m * k * n)
 
     def _convolution(self, eqn: Equation) -> Cost:
         numbers = eqn.params["dimension_numbers"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 from autoshard.program import Equation
@@ -26,7 +27,8 @@ _CHEAP_POWERS = frozenset({"square", "integer_pow"})
 # Ops that move data: HBM traffic is their price.
 _MOVES = frozenset(
     """broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather iota pad reshape rev
-    slice split squeeze stack tile transpose unstack bitcast_convert_type expand_dims device_put""".split()
+    slice split squeeze stack tile transpose unstack bitcast_convert_type expand_dims device_put get swap
+    new_ref""".split()
 )
 # Operations per element of the cube of the matrix size (Golub and Van Loan, Matrix Computations, 2013).
 _CUBIC = {
@@ -34,14 +36,28 @@ _CUBIC = {
     "lu": 2 / 3,
     "qr": 4 / 3,
     "geqrf": 4 / 3,
+    "geqp3": 4 / 3,
     "householder_product": 4 / 3,
+    "hessenberg": 10 / 3,
+    "tridiagonal": 4 / 3,
     "eigh": 9.0,
     "eig": 25.0,
     "schur": 25.0,
     "svd": 21.0,
-    "triangular_solve": 1.0,
 }
-_THREEFRY_OPS = 110.0  # 20 rounds of add, rotate and xor, and the key schedule, for two words
+# Operations per element of the last operand and of what each of its elements meets: a row of a triangle, the
+# reflectors, a row of a rank-1 update, the rows above and below, the other pivots.
+_PER_ELEMENT: dict[str, tuple[float, Callable[[list[Any]], int]]] = {
+    "triangular_solve": (1.0, lambda shapes: shapes[0][-1]),
+    "ormqr": (4.0, lambda shapes: shapes[1][-1]),
+    "cholesky_update": (6.0, lambda shapes: shapes[0][-1]),
+    "symmetric_product": (2.0, lambda shapes: shapes[0][-1]),
+    "tridiagonal_solve": (8.0, lambda _: 1),
+    "lu_pivots_to_permutation": (2.0, lambda _: 1),
+}
+_BITS_OPS = 110.0  # 20 rounds of add, rotate and xor, and the key schedule, for two words
+# Words that a random draw takes: a gamma sample is a normal and a uniform one, nearly always accepted, and a boost.
+_WORDS = {"random_bits": 1.0, "rng_bit_generator": 1.0, "rng_uniform": 1.0, "random_gamma": 4.0}
 
 
 def vector_work(eqn: Equation) -> tuple[float, OpClass, float]:
@@ -53,6 +69,9 @@ def vector_work(eqn: Equation) -> tuple[float, OpClass, float]:
         return 0.0, "cheap", 0.0
     if name.startswith("reduce_") and name != "reduce_precision" and "window" not in name:
         return float(taken), _reduce_class(eqn), float(taken)
+    if name == "reduce":
+        work = float(taken * len(eqn.params["jaxpr"].eqns))
+        return work, _reduce_class(eqn), work
     if name in ("argmax", "argmin"):
         return 2.0 * taken, _reduce_class(eqn), float(taken)
     if name.startswith("cum"):
@@ -66,11 +85,18 @@ def vector_work(eqn: Equation) -> tuple[float, OpClass, float]:
     if name.startswith("reduce_window") or name.startswith("select_and"):
         window = math.prod(eqn.params.get("window_dimensions", (1,)))
         return float(max(made, 1)) * window, "cheap", float(made) * window
-    if name == "random_bits" or name.startswith("threefry"):
-        return made * _THREEFRY_OPS / 2, "cheap", 0.0
+    if name in _WORDS:
+        return made * _WORDS[name] * _BITS_OPS / 2, "cheap", 0.0
+    if name.startswith(("threefry", "philox")):
+        return made * _BITS_OPS / 2, "cheap", 0.0
     if name in _CUBIC:
         shape = eqn.invars[0].aval.shape
         work = _CUBIC[name] * taken * min(shape[-2:])
+        return work, "cheap", work
+    if name in _PER_ELEMENT:
+        shapes = [v.aval.shape for v in eqn.invars]
+        factor, met = _PER_ELEMENT[name]
+        work = factor * math.prod(shapes[-1]) * met(shapes)
         return work, "cheap", work
     if name == "fft":
         points = math.prod(eqn.params["fft_lengths"])
@@ -90,7 +116,7 @@ def vector_work(eqn: Equation) -> tuple[float, OpClass, float]:
 
 def _reduce_class(eqn: Equation) -> OpClass:
     rank = len(eqn.invars[0].aval.shape)
-    axes: Any = eqn.params.get("axes", ())
+    axes: Any = eqn.params.get("axes", eqn.params.get("dimensions", ()))
     if rank and rank - 1 in axes:
         return "reduce_minor"
     if rank > 1 and rank - 2 in axes:

@@ -44,4 +44,7 @@ def _local_params(op: Op, view: LocalView) -> Mapping[str, Any]:
     return {"out_sharding": None}
 
 
-register(Family(name="dot", kind=Kind.SINGLE, rule=_dot_rule, params=_local_params), ["dot_general"])
+register(
+    Family(name="dot", kind=Kind.SINGLE, rule=_dot_rule, params=_local_params, identity=lambda op, i: 0),
+    ["dot_general"],
+)

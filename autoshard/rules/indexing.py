@@ -19,10 +19,18 @@ import numpy as np
 from jax import lax
 
 from autoshard.program import Op, shape_of
+from autoshard.rules.reduction import identity_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, register
 from autoshard.rules.rule import ShardingRule
 
-_ADDITIVE = frozenset({"scatter-add", "scatter_add"})
+# How partial results of split rows of updates are reduced.
+_MONOIDS = {
+    "scatter-add": "sum",
+    "scatter_add": "sum",
+    "scatter-sub": "sum",
+    "scatter-max": "max",
+    "scatter-min": "min",
+}
 # What holds of global indices need not hold of shifted and masked ones.
 _NO_PROMISES = {"indices_are_sorted": False, "unique_indices": False}
 
@@ -229,7 +237,7 @@ def _scatter_rule(op: Op) -> ShardingRule:
     numbers = op.params["dimension_numbers"]
     sizes = dict(roles.sizes)
     shared = {f for f in roles.operand if f[0] == "r"}
-    rows_whole = {f for f in roles.rows if f not in shared} if op.name not in _ADDITIVE else set()
+    rows_whole = {f for f in roles.rows if f not in shared} if op.name not in _MONOIDS else set()
     gone = set(numbers.inserted_window_dims) | set(numbers.operand_batching_dims)
     windows = iter([i for i in range(len(roles.operand)) if i not in gone])
     rows = iter(roles.rows)
@@ -244,7 +252,11 @@ def _scatter_rule(op: Op) -> ShardingRule:
         inputs=(operand, index, tuple(updates)),
         outputs=(operand,),
         sizes=sizes,
-        reduce={f: "sum" for f in roles.rows if f not in shared and f not in rows_whole and sizes[f] > 1},
+        reduce={
+            f: _MONOIDS[op.name]
+            for f in roles.rows
+            if f not in shared and f not in rows_whole and sizes[f] > 1
+        },
     )
 
 
@@ -252,7 +264,7 @@ def _emit_scatter(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[
     roles, slice_sizes = _scatter_roles(op)
     operand, indices, updates = operands
     partial = tuple(a for f in view.rule.reduce for a in view.axes(f))
-    if partial:  # every device adds its rows; the operand must count once
+    if partial and _MONOIDS[op.name] == "sum":  # every device adds its rows; the operand must count once
         first = view.index(partial) == 0
         operand = jnp.where(first, operand, jnp.zeros((), operand.dtype))
     if _masked(roles, view):
@@ -265,6 +277,11 @@ def _emit_scatter(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[
         shifted = jnp.where((held & valid)[..., None], shifted, outside)
         return bind(op, [operand, shifted, updates], mode=lax.GatherScatterMode.FILL_OR_DROP, **_NO_PROMISES)
     return bind(op, [operand, indices, updates])
+
+
+def _scatter_identity(op: Op, i: int) -> Any:
+    """Rows of updates that are padding change nothing, wherever their indices point."""
+    return identity_of(_MONOIDS[op.name], op.outputs[0].dtype) if i == 2 else None
 
 
 def _gather_is_masked(op: Op, view: LocalView) -> bool:
@@ -291,6 +308,7 @@ register(
         name="scatter",
         kind=Kind.SINGLE,
         rule=_scatter_rule,
+        identity=_scatter_identity,
         special=_scatter_is_special,
         emit_special=_emit_scatter,
     ),

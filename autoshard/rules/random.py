@@ -15,10 +15,10 @@ from jax import lax
 from jax.extend.random import threefry2x32_p
 
 from autoshard.program import Op, aval_of, shape_of
-from autoshard.rules.registry import Family, Kind, LocalView, bind, register
-from autoshard.rules.rule import ShardingRule
+from autoshard.rules.registry import Family, Kind, LocalView, bind, names, register
+from autoshard.rules.rule import Dims, ShardingRule
 
-_DRAWS = frozenset({"random_bits", "random_split"})
+_DRAWS = frozenset({"random_bits", "random_gamma", "random_split"})
 
 
 def _key_rule(op: Op) -> ShardingRule:
@@ -79,17 +79,31 @@ def _emit_bits(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any
         and op.params["bit_width"] == 32
     ):
         return [_threefry_part(op, key, view)]
-    (bits,) = bind(op, operands)
+    return [_part(bind(op, operands)[0], dims, view)]
+
+
+def _part(bits: Any, dims: Dims, view: LocalView) -> Any:
+    """Cut this device's part out of bits that were made whole."""
     for i, dim in enumerate(dims):
         if dim and view.axes(dim[0]):
-            bits = lax.dynamic_slice_in_dim(bits, view.offset(dim[0]), view.local_size(dim[0]), axis=i)
-    return [bits]
+            bits = view.part(bits, dim[0], i)
+    return bits
 
 
 def _threefry_part(op: Op, key: Any, view: LocalView) -> Any:
     """Threefry on the 64-bit global positions of the local elements (Salmon et al. 2011)."""
+    high, low = _positions(op, view)
+    words = jax.random.key_data(key)
+    first, second = threefry2x32_p.bind(
+        jnp.broadcast_to(words[0], high.shape), jnp.broadcast_to(words[1], high.shape), high, low
+    )
+    return first ^ second
+
+
+def _positions(op: Op, view: LocalView) -> tuple[Any, Any]:
+    """64-bit global positions of the local elements of the first result, as (high, low) words."""
     shape, local = op.outputs[0].shape, view.out_shape(op)
-    (dims,) = view.rule.outputs
+    dims = view.rule.outputs[0]
     high = low = jnp.zeros(local, jnp.uint32)
     stride = 1
     for i in reversed(range(len(shape))):
@@ -101,11 +115,7 @@ def _threefry_part(op: Op, key: Any, view: LocalView) -> Any:
         carry = lax.convert_element_type(total < low, jnp.uint32)
         high, low = high + product_high + carry, total
         stride *= shape[i]
-    words = jax.random.key_data(key)
-    first, second = threefry2x32_p.bind(
-        jnp.broadcast_to(words[0], local), jnp.broadcast_to(words[1], local), high, low
-    )
-    return first ^ second
+    return high, low
 
 
 def _wide_multiply(place: Any, stride: int) -> tuple[Any, Any]:
@@ -123,6 +133,27 @@ def _wide_multiply(place: Any, stride: int) -> tuple[Any, Any]:
     return high, low
 
 
+def _shaped_rule(op: Op) -> ShardingRule:
+    """Bits of a shape given by a parameter: their dims split, the key is whole."""
+    shape = op.outputs[-1].shape
+    factors = names(len(shape), "s")
+    bits = tuple((f,) if n > 1 else () for f, n in zip(factors, shape, strict=True))
+    return ShardingRule(
+        inputs=tuple(((),) * len(shape_of(a)) for a in op.inputs),
+        outputs=tuple(bits if v.shape == shape else ((),) * len(v.shape) for v in op.outputs),
+        sizes=dict(zip(factors, shape, strict=True)),
+    )
+
+
+def _shape_is_split(op: Op, view: LocalView) -> bool:
+    return any(map(view.axes, view.rule.sizes))
+
+
+def _emit_generated(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
+    key, bits = bind(op, operands)
+    return [key, _part(bits, view.rule.outputs[1], view)]
+
+
 register(
     Family(
         name="random_bits",
@@ -130,10 +161,32 @@ register(
         rule=_key_rule,
         special=_bits_are_split,
         emit_special=_emit_bits,
+        about="threefry bits are made in parts, others whole and then cut",
     ),
     ["random_bits"],
 )
 register(
     Family(name="random_key", kind=Kind.SINGLE, rule=_key_rule),
-    ["random_seed", "random_wrap", "random_unwrap", "random_fold_in", "random_split", "random_clone"],
+    "random_seed random_wrap random_unwrap random_fold_in random_split random_clone random_gamma".split(),
+)
+register(
+    Family(
+        name="bit_generator",
+        kind=Kind.SINGLE,
+        rule=_shaped_rule,
+        special=_shape_is_split,
+        emit_special=_emit_generated,
+        about="bits are made whole and then cut",
+    ),
+    ["rng_bit_generator"],
+)
+register(
+    Family(
+        name="positions",
+        kind=Kind.SINGLE,
+        rule=_shaped_rule,
+        special=_shape_is_split,
+        emit_special=lambda op, operands, view: _positions(op, view),
+    ),
+    ["iota_2x32_shape"],
 )

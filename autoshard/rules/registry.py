@@ -8,16 +8,20 @@ the plan's coverage.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from autoshard.layout import Axes, MeshShape, local_shape, mesh_size
+from autoshard.layout import Axes, MeshShape, chunk, local_shape, mesh_size
+from autoshard.padding import pad_end
 from autoshard.program import Op, shape_of
-from autoshard.rules.rule import Assignment, ShardingRule
+from autoshard.rules.rule import Assignment, Dims, ShardingRule
 
 __all__ = ["Family", "Kind", "LocalView", "bind", "families", "family", "register"]
 
@@ -50,8 +54,12 @@ class LocalView:
         return mesh_size(self.axes(factor), self.mesh)
 
     def local_size(self, factor: str) -> int:
-        """Extent of `factor` on one device."""
-        return self.rule.sizes[factor] // self.ways(factor)
+        """Extent of `factor` on one device, padding of an uneven split included."""
+        return chunk(self.rule.sizes[factor], self.ways(factor))
+
+    def uneven(self, factor: str) -> bool:
+        """Tell whether some device holds padding of `factor`."""
+        return bool(self.rule.sizes[factor] % self.ways(factor))
 
     def index(self, axes: Axes) -> Any:
         """Position of this device along `axes`, row major; int32 scalar."""
@@ -77,10 +85,28 @@ class LocalView:
             op.outputs[i].shape, self.rule.layout(self.rule.outputs[i], self.assignment), self.mesh
         )
 
+    def part(self, array: Any, factor: str, dim: int) -> Any:
+        """Cut this device's part of `factor` out of an array that holds all of it in `dim`."""
+        size = self.local_size(factor)
+        array = pad_end(array, dim, size * self.ways(factor) - array.shape[dim])
+        return lax.dynamic_slice_in_dim(array, self.offset(factor), size, axis=dim)
+
+    def without_padding(self, array: Any, dims: Dims, fill: Any) -> Any:
+        """Put `fill` where a local array, laid out by `dims`, holds padding of an uneven split."""
+        for d, dim in enumerate(dims):
+            size, axes = math.prod(self.rule.sizes[f] for f in dim), self.dim_axes(dim)
+            if axes and size % mesh_size(axes, self.mesh):
+                place = lax.broadcasted_iota(np.int32, array.shape, d)
+                held = size - self.index(axes) * array.shape[d]
+                array = jnp.where(place < held, array, jnp.asarray(fill, array.dtype))
+        return array
+
 
 RuleFn = Callable[[Op], ShardingRule]
 ParamsFn = Callable[[Op, LocalView], Mapping[str, Any]]
 EmitFn = Callable[[Op, Sequence[Any], LocalView], Sequence[Any]]
+# What operand i holds, where it holds anything, so that it does not change a reduction; None: as it is.
+IdentityFn = Callable[[Op, int], Any]
 
 
 def _unchanged(op: Op, view: LocalView) -> Mapping[str, Any]:
@@ -96,7 +122,9 @@ class Family:
     """A rule and an emission shared by some primitives.
 
     Most ops are emitted by binding their own primitive on the local operands, with `params(op, view)`
-    changed. Where more is needed, `special(op, view)` says so and `emit_special` binds it.
+    changed. Where more is needed, `special(op, view)` says so and `emit_special` binds it. Padding of unevenly
+    split reduce factors is overwritten with `identity(op, i)` in operand i first. `about` says in words what the
+    rule cannot.
     """
 
     name: str
@@ -105,12 +133,31 @@ class Family:
     params: ParamsFn = _unchanged
     special: Callable[[Op, LocalView], bool] = _never
     emit_special: EmitFn | None = None
+    identity: IdentityFn | None = None
+    about: str = ""
+
+    def emits_more(self, op: Op, view: LocalView) -> bool:
+        """Tell whether emission binds more than the op's own primitive."""
+        return self._masks(view) or self.special(op, view)
 
     def emit(self, op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
         """Bind the per-device computation of an op on local operands."""
+        if self._masks(view):
+            operands = self._masked(op, operands, view)
         if self.emit_special is not None and self.special(op, view):
             return self.emit_special(op, operands, view)
         return bind(op, operands, **self.params(op, view))
+
+    def _masks(self, view: LocalView) -> bool:
+        return self.identity is not None and any(map(view.uneven, view.rule.reduce))
+
+    def _masked(self, op: Op, operands: Sequence[Any], view: LocalView) -> list[Any]:
+        masked = []
+        for i, (array, dims) in enumerate(zip(operands, view.rule.inputs, strict=True)):
+            fill = self.identity(op, i) if self.identity is not None else None
+            reduced = tuple(tuple(f for f in dim if f in view.rule.reduce) for dim in dims)
+            masked.append(array if fill is None else view.without_padding(array, reduced, fill))
+        return masked
 
 
 families: dict[str, Family] = {}

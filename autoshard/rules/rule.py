@@ -4,19 +4,22 @@
 splitting `k` leaves partial sums. A dim may be compound, `((h d))`, major factor first; a dim without
 factors, written `1`, is never split. Factors may be
 
-- parallel: split freely;
+- parallel: split freely, also unevenly: the last devices then compute on padding;
 - reduce, with a monoid: the results are partial over the axes that split them;
+- exchange, with a way: split, and the op itself communicates along them. A `halo` is fetched from the
+  neighbours (the dims of one such factor may differ in extent), a `scan` passes on what stands before, a
+  `merge` combines what every device finds, and so on: the emission of the op's family says how;
+- even: split evenly or not at all;
 - whole: known, never split (the op needs all of it on every device).
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from autoshard.layout import Axes, Layout, MeshShape, mesh_size
+from autoshard.layout import Axes, Layout, MeshShape, chunk, mesh_size
 
 __all__ = ["Assignment", "Dims", "ShardingRule"]
 
@@ -36,6 +39,8 @@ class ShardingRule:
     outputs: tuple[Dims, ...]
     sizes: Mapping[str, int]
     reduce: Mapping[str, str] = field(default_factory=dict)
+    exchange: Mapping[str, str] = field(default_factory=dict)
+    even: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
     linear: tuple[int, ...] = ()
 
@@ -64,20 +69,43 @@ class ShardingRule:
         return Layout(layout.dims, tuple(a for a, _ in partial), partial[0][1])
 
     def valid(self, assignment: Assignment, mesh: MeshShape) -> bool:
-        """Tell whether every split is even, and no minor factor is split before its major ones are full."""
+        """Tell whether the split can be carried out.
+
+        No minor factor of a compound dim is split before its major ones are full, an uneven split of a major
+        factor cuts the dim where a split of the dim itself would, and all that is reduced has one monoid.
+        """
         for factor, axes in assignment.items():
-            if axes and (factor in self.whole or self.sizes[factor] % mesh_size(axes, mesh)):
+            if axes and (
+                factor in self.whole or (factor in self.even and self.sizes[factor] % mesh_size(axes, mesh))
+            ):
                 return False
         for dims in self.inputs + self.outputs:
             for dim in dims:
-                if len(dim) > 1 and not _nested(dim, assignment, self.sizes, mesh):
+                if len(dim) > 1 and not self._nested(dim, assignment, mesh):
                     return False
         monoids = {self.reduce[f] for f, axes in assignment.items() if axes and f in self.reduce}
         return len(monoids) <= 1
 
+    def _nested(self, dim: Iterable[str], assignment: Assignment, mesh: MeshShape) -> bool:
+        full = True
+        whole, ways, local = 1, 1, 1
+        for factor in dim:
+            size, own = self.sizes[factor], mesh_size(assignment.get(factor, ()), mesh)
+            if own > 1 and not full:
+                return False
+            if own > size:
+                return False
+            full = full and own == size
+            whole, ways, local = whole * size, ways * own, local * chunk(size, own)
+        return local == chunk(whole, ways) or any(f in self.exchange for f in dim)
+
     def __str__(self) -> str:
         text = ", ".join(map(_dims_text, self.inputs)) + " -> " + ", ".join(map(_dims_text, self.outputs))
         notes = [f"reduce: {_reduce_text(self.reduce)}"] if self.reduce else []
+        if self.exchange:
+            notes.append("exchange: " + " ".join(f"{f}={way}" for f, way in self.exchange.items()))
+        if self.even:
+            notes.append("even: " + " ".join(sorted(self.even)))
         if self.whole:
             notes.append("whole: " + " ".join(sorted(self.whole)))
         if self.linear:
@@ -94,6 +122,8 @@ class ShardingRule:
         body, _, notes = text.partition("{")
         left, _, right = body.partition("->")
         reduce: dict[str, str] = {}
+        exchange: dict[str, str] = {}
+        even: frozenset[str] = frozenset()
         whole: frozenset[str] = frozenset()
         linear: tuple[int, ...] = ()
         for note in notes.rstrip("} ").split(";"):
@@ -102,6 +132,10 @@ class ShardingRule:
                 for item in value.split():
                     factor, _, monoid = item.partition("=")
                     reduce[factor] = monoid or "sum"
+            elif key.strip() == "exchange":
+                exchange = dict(item.split("=") for item in value.split())
+            elif key.strip() == "even":
+                even = frozenset(value.split())
             elif key.strip() == "whole":
                 whole = frozenset(value.split())
             elif key.strip() == "linear":
@@ -111,19 +145,11 @@ class ShardingRule:
             outputs=_parse_side(right),
             sizes=dict(sizes),
             reduce=reduce,
+            exchange=exchange,
+            even=even,
             whole=whole,
             linear=linear,
         )
-
-
-def _nested(dim: Iterable[str], assignment: Assignment, sizes: Mapping[str, int], mesh: MeshShape) -> bool:
-    full = True
-    for factor in dim:
-        axes = assignment.get(factor, ())
-        if axes and not full:
-            return False
-        full = full and math.prod(mesh[a] for a in axes) == sizes[factor]
-    return True
 
 
 def _dims_text(dims: Dims) -> str:

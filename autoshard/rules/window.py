@@ -47,6 +47,7 @@ def _convolution_rule(op: Op) -> ShardingRule:
         outputs=(clean(res),),
         sizes=sizes,
         reduce={"i": "sum"} if sizes["i"] > 1 else {},
+        even=frozenset({"g"}) if sizes["g"] > 1 else frozenset(),
     )
 
 
@@ -80,7 +81,13 @@ def _window_rule(op: Op) -> ShardingRule:
 
 
 register(
-    Family(name="convolution", kind=Kind.SINGLE, rule=_convolution_rule, params=_local_groups),
+    Family(
+        name="convolution",
+        kind=Kind.SINGLE,
+        rule=_convolution_rule,
+        params=_local_groups,
+        identity=lambda op, i: 0,
+    ),
     ["conv_general_dilated"],
 )
 register(

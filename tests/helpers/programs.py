@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-SIZES = (1, 2, 3, 4, 8, 8, 16)
+from tests.helpers.steps import STEPS
+
+SIZES = (1, 2, 3, 4, 5, 7, 8, 8, 9, 16)
 LIMIT = 2**16
 
 
@@ -687,4 +689,5 @@ FAMILIES: dict[str, Callable[[Pool], None]] = {
     "random": _random,
     "loop": _loop,
     "model": _model,
+    **STEPS,
 }

@@ -101,6 +101,8 @@ class _Draw:
 
     def run(self) -> Decisions:
         self.values = {v: self.layout(v.shape) for v in deciding_values(self.block)}
+        for value in (*self.block.inputs, *(v for v, _ in self.block.consts)):
+            self.values[value] = self.layout(value.shape, even=True)
         for item in self.block.walk():
             if item.kind is Kind.CONTROL:
                 for _, _, decider, lead in boundaries(item).yields:
@@ -108,11 +110,11 @@ class _Draw:
         for value in (*self.block.inputs, *(v for v, _ in self.block.consts)):
             self.have[value] = self.values[value]
         self.walk(self.block)
-        outputs = tuple(self.layout(tuple(a.aval.shape)) for a in self.block.outputs)
+        outputs = tuple(self.layout(tuple(a.aval.shape), even=True) for a in self.block.outputs)
         return Decisions(assignments=self.groups, layouts=self.values, outputs=outputs)
 
-    def layout(self, shape: Sequence[int]) -> Layout:
-        options = layouts(shape, self.mesh)
+    def layout(self, shape: Sequence[int], even: bool = False) -> Layout:
+        options = layouts(shape, self.mesh, even=even, waste=float(self.rng.choice([0, 0.25, 100])))
         picked = options[int(self.rng.integers(len(options)))]
         return Layout(tuple(tuple(str(a) for a in self.rng.permutation(list(d))) for d in picked.dims))
 
@@ -136,7 +138,8 @@ class _Draw:
                     self.have[value] = item.output_layout(j, self.groups[item])
 
     def assignment(self, item: Group) -> Assignment:
-        options = [a for a in assignments(item.rule, self.mesh) if self.supplied(item, a)]
+        waste = float(self.rng.choice([0, 0.25, 100]))
+        options = [a for a in assignments(item.rule, self.mesh, waste) if self.supplied(item, a)]
         partial = [a for a in options if a.get(PARTIAL)]
         summing = [a for a in options if any(a.get(f) for f in item.rule.reduce)]
         if partial and self.rng.random() < self.partial:
