@@ -28,7 +28,10 @@ __all__ = ["PARTIAL", "Block", "Group", "group"]
 _CHEAP = frozenset(
     "add sub mul and or not xor eq ne lt le gt ge select_n convert_element_type max min neg".split()
 )
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+# Ops whose results are partial sums where what they sum over is split.
+_SUMMING = frozenset(
+    {"dot_general", "conv_general_dilated", "ragged_dot_general", "scatter-add", "scatter_add"}
+)
 
 
 def group(program: Program) -> Block:
@@ -188,12 +191,12 @@ class _Clusters:
             draft.monoid = next(iter(fam.rule(op).reduce.values()), None) or draft.monoid
 
     def _adds_products(self, op: Op, bases: Sequence[Value]) -> bool:
-        """Tell a sum of results of products, or of such sums: partial sums are best added before reduced."""
+        """Tell a sum of results of products or lookups' gradients, or of such sums: best added before reduced."""
         if op.name not in ("add", "add_any") or len(bases) < 2:
             return False
         homes = [self.home.get(v) for v in bases]
         return all(
-            home is not None and (home.sums or home.ops[0].name in _PRODUCTS) for home in homes
+            home is not None and (home.sums or home.ops[0].name in _SUMMING) for home in homes
         ) and not any(v in self.inline for v in op.inputs if isinstance(v, Value))
 
     def _joinable(self, op: Op, fam: Family, bases: Sequence[Value], sums: bool) -> _Draft | None:

@@ -2,22 +2,26 @@
 
 Shardings flow through rules forwards and backwards until nothing changes, pass-through ops before products
 (GSPMD, arXiv 2105.04663, section 3.5). What a person gave is never changed; a dim that is open takes what
-arrives first, from the larger array where several compete; an axis is used once per array and per group.
+arrives first, from the larger array where several compete; an axis is used once per array and per group. Where the
+operands of a product compete, the one leads that costs the least resharding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from autoshard.annotations import constraint_choices, input_choices, output_names
 from autoshard.grouping import Block, Group
-from autoshard.layout import Axes, Layout, MeshShape, mesh_size, replicated
+from autoshard.layout import Axes, Layout, mesh_size, replicated
 from autoshard.partition.emitter import Decisions, boundaries, deciding_values
+from autoshard.partition.reshard import Resharder
 from autoshard.program import Atom, Value, shape_of, value_bytes
+from autoshard.resting import settle, unchanging
 from autoshard.rules import Assignment, Kind
+from autoshard.rules.rule import Dims
 from autoshard.session import Session
 
 __all__ = ["complete", "propagate"]
@@ -40,18 +44,18 @@ def complete(session: Session, given: Mapping[str, PartitionSpec]) -> tuple[Deci
     fixed_outputs = {i - count: options[0] for i, options in choices.items() if i >= count}
     decisions = propagate(
         block,
-        mesh,
+        session.resharder,
         fixed=fixed,
         fixed_outputs=fixed_outputs,
         fixed_groups={item: options[0] for item, options in allowed.items()},
         state=source.state,
     )
-    return decisions, notes + more
+    return settle(block, decisions, session.resharder), notes + more
 
 
 def propagate(
     block: Block,
-    mesh: MeshShape,
+    resharder: Resharder,
     *,
     fixed: Mapping[Value, Layout],
     fixed_outputs: Mapping[int, Layout],
@@ -62,13 +66,13 @@ def propagate(
 
     Args:
       block: the grouped program.
-      mesh: axis name to size.
+      resharder: prices of resharding, on the machine to complete for.
       fixed: layouts of inputs that must not change.
       fixed_outputs: the same for outputs, by position.
       fixed_groups: assignments of groups that must not change (constraints in the program).
       state: outputs that follow an input unless fixed.
     """
-    flow = _Flow(block, mesh, fixed, fixed_outputs, fixed_groups, state)
+    flow = _Flow(block, resharder, fixed, fixed_outputs, fixed_groups, state)
     flow.run()
     return flow.decisions()
 
@@ -77,13 +81,14 @@ class _Flow:
     def __init__(
         self,
         block: Block,
-        mesh: MeshShape,
+        resharder: Resharder,
         fixed: Mapping[Value, Layout],
         fixed_outputs: Mapping[int, Layout],
         fixed_groups: Mapping[Group, Assignment],
         state: Mapping[int, int],
     ) -> None:
-        self.block_, self.mesh, self.state = block, mesh, state
+        self.block_, self.resharder, self.state = block, resharder, state
+        self.mesh = resharder.machine.mesh
         self.fixed_outputs = fixed_outputs
         self.dims: dict[Value, list[Axes]] = {v: list(x.dims) for v, x in fixed.items()}
         self.closed: set[Value] = set(fixed)
@@ -91,7 +96,9 @@ class _Flow:
         self.closed_groups = set(fixed_groups)
         self.links: list[tuple[Value, Value, int]] = []  # (outer, inner, leading dims of outer only)
         self.order: list[Group] = []
+        self.trips: dict[Value, int] = {}  # of the loop that holds a value unchanged
         self._collect(block)
+        self._follow_copies()
         self.changed = False
 
     # Structure ------------------------------------------------------------------------------------
@@ -105,9 +112,12 @@ class _Flow:
             elif item.kind is Kind.CONTROL:
                 (op,) = item.ops
                 boundary = boundaries(item)
-                for atom, (inner, lead) in zip(op.inputs, boundary.operands, strict=True):
+                held, trips = unchanging(op)
+                for i, (atom, (inner, lead)) in enumerate(zip(op.inputs, boundary.operands, strict=True)):
                     if inner is not None:
                         self._link(atom, inner, lead)
+                        if i < held and isinstance(atom, Value):
+                            self.trips[inner] = trips * self.trips.get(atom, 1)
                 for inner, decider in boundary.same.items():
                     self._link(decider, inner, 0)
                 self._link_all(op.outputs, boundary.results)
@@ -115,6 +125,17 @@ class _Flow:
                     self._link_inner(decider, item.blocks[index].outputs[out], lead)
                 for body in item.blocks:
                     self._collect(body)
+
+    def _follow_copies(self) -> None:
+        """A copy of what is given is given too: what its readers do is no reason to split it."""
+        for item in self.order:
+            if item.is_copy:
+                (source,), (value,) = item.inputs, item.outputs
+                if source in self.closed:
+                    self.dims[value] = self.dims[source]
+                    self.closed.add(value)
+                if source in self.trips:
+                    self.trips[value] = self.trips[source]
 
     def _link_all(self, ones: Any, others: Any) -> None:
         for one, other in zip(ones, others, strict=True):
@@ -145,35 +166,66 @@ class _Flow:
         for item in order:
             if item.kind in (Kind.CONTROL, Kind.IDENTITY):
                 continue
-            if heavy or not any(op.name in _HEAVY for op in item.ops):
+            if heavy or not _is_heavy(item):
                 self._through(item)
 
     def _through(self, item: Group) -> None:
         ends = [(v, d) for v, d in zip(item.inputs, item.rule.inputs, strict=True)]
         ends += [(v, d) for v, d in zip(item.outputs, item.rule.outputs, strict=True)]
         if item not in self.closed_groups:
-            for value, dims in sorted(ends, key=lambda e: -value_bytes(e[0].shape, e[0].dtype)):
-                if value in self.dims:
-                    self._pull(item, value, dims)
+            taken = self._taken(item, [(v, d) for v, d in ends if v in self.dims])
+            self.changed |= taken != self.groups.get(item, {})
+            self.groups[item] = taken
         assignment = self.groups.get(item)
         if assignment:
             for value, dims in ends:
                 self._push(item.rule.layout(dims, assignment).dims, value)
 
-    def _pull(self, item: Group, value: Value, dims: tuple[tuple[str, ...], ...]) -> None:
-        """Let a group take the axes of one of its values."""
-        own = self.groups.setdefault(item, {})
-        for axes, factors in zip(self.dims[value], dims, strict=True):
-            for factor, part in self._spread(axes, factors, item.rule.sizes).items():
-                have = own.get(factor, ())
-                if part == have or part[: len(have)] != have:
-                    continue
-                used = {a for f, x in own.items() if f != factor for a in x}
-                if used & set(part):
-                    continue
-                if item.rule.valid({**own, factor: part}, self.mesh):
-                    own[factor] = part
-                    self.changed = True
+    def _taken(self, item: Group, ends: Sequence[tuple[Value, Dims]]) -> dict[str, Axes]:
+        """Let a group take the axes of its values, the larger before the smaller.
+
+        Of the values of a product the one goes first that makes for the least resharding.
+        """
+        ends = sorted(ends, key=lambda e: -value_bytes(e[0].shape, e[0].dtype))
+        options: list[dict[str, Axes]] = []
+        for leader in ends if _is_heavy(item) else ends[:1]:
+            option = self._pulled(item, [leader, *ends])
+            if option not in options:
+                options.append(option)
+        if len(options) > 1:
+            return min(options, key=lambda option: self._seconds(item, option))
+        return options[0] if options else dict(self.groups.get(item, {}))
+
+    def _pulled(self, item: Group, ends: Sequence[tuple[Value, Dims]]) -> dict[str, Axes]:
+        """Axes that a group takes of its values, one value after the other."""
+        taken = dict(self.groups.get(item, {}))
+        for value, dims in ends:
+            for axes, factors in zip(self.dims[value], dims, strict=True):
+                for factor, part in self._spread(axes, factors, item.rule.sizes).items():
+                    have = taken.get(factor, ())
+                    if part == have or part[: len(have)] != have:
+                        continue
+                    used = {a for f, x in taken.items() if f != factor for a in x}
+                    if not used & set(part) and item.rule.valid({**taken, factor: part}, self.mesh):
+                        taken[factor] = part
+        return taken
+
+    def _seconds(self, item: Group, assignment: Assignment) -> float:
+        """Price of bringing what a group reads, and what it leaves, from and to where they are by now.
+
+        An operand that a loop holds unchanged can be brought once for all trips.
+        """
+        total = 0.0
+        for i, value in enumerate(item.inputs):
+            if value in self.dims:
+                want = item.input_layout(i, assignment)
+                found = self.resharder.find(value.shape, value.dtype, self._layout(value), want)
+                total += found.seconds / self.trips.get(value, 1)
+        for j, value in enumerate(item.outputs):
+            left = item.output_layout(j, assignment)
+            want = self._layout(value) if value in self.dims else Layout(left.dims)
+            total += self.resharder.find(value.shape, value.dtype, left, want).seconds
+        return total
 
     def _spread(self, axes: Axes, factors: tuple[str, ...], sizes: Mapping[str, int]) -> dict[str, Axes]:
         """Deal the axes of a dim out to its factors, major first."""
@@ -228,7 +280,6 @@ class _Flow:
 
     def decisions(self) -> Decisions:
         block = self.block_
-        self._share()
         layouts = {v: self._layout(v) for v in deciding_values(block)}
         self._whole_leads(layouts)
         outputs = []
@@ -263,30 +314,6 @@ class _Flow:
                     if lead:
                         layouts[decider] = Layout(((),) * lead + layouts[decider].dims[lead:])
 
-    def _share(self) -> None:
-        """Let a copy whose readers all want one layout take it, so that the resharding is done once."""
-        readers: dict[Value, list[Layout]] = {}
-        for item in self.order:
-            if item.kind in (Kind.CONTROL, Kind.IDENTITY):
-                for value in item.inputs:
-                    readers.setdefault(value, []).append(self._layout(value))
-            elif not item.is_copy:
-                for i, value in enumerate(item.inputs):
-                    want = item.input_layout(i, self.groups.get(item, {}))
-                    readers.setdefault(value, []).append(want)
-        for atom in self.block_.outputs:
-            if isinstance(atom, Value):
-                readers.setdefault(atom, []).append(self._layout(atom))
-        for item in reversed(self.order):
-            if not item.is_copy:
-                continue
-            wants = readers.get(item.outputs[0], [])
-            if wants and all(w == wants[0] for w in wants):
-                self.groups[item] = {
-                    f: a for (f,), a in zip(_single(item), wants[0].dims, strict=True) if f and a
-                }
-            readers.setdefault(item.inputs[0], []).append(item.input_layout(0, self.groups.get(item, {})))
 
-
-def _single(item: Group) -> list[tuple[str]]:
-    return [(dim[0],) if dim else ("",) for dim in item.rule.outputs[0]]
+def _is_heavy(item: Group) -> bool:
+    return any(op.name in _HEAVY for op in item.ops)

@@ -17,10 +17,10 @@ from autoshard.groups import PARTIAL, Block, Group
 from autoshard.layout import Layout, local_shape
 from autoshard.partition.emitter import Boundary, Decisions, boundaries
 from autoshard.partition.reshard import Resharder
-from autoshard.program import Atom, Value
+from autoshard.program import Atom, Op, Value
 from autoshard.rules import Kind
 
-__all__ = ["settle"]
+__all__ = ["settle", "unchanging"]
 
 # Parameters of loops that count the operands that they do not change; these come first.
 _UNCHANGING = ("num_consts", "cond_nconsts", "body_nconsts")
@@ -47,6 +47,11 @@ def settle(block: Block, decisions: Decisions, resharder: Resharder) -> Decision
     for item in reversed(order):  # readers before makers, what is inside a loop before the loop
         settling.settle(item)
     return Decisions(assignments=settling.assignments, layouts=settling.layouts, outputs=decisions.outputs)
+
+
+def unchanging(op: Op) -> tuple[int, int]:
+    """Return how many of a loop's operands, counted from the first, it leaves as they are, and its trips."""
+    return sum(op.params.get(name, 0) for name in _UNCHANGING), op.params.get("length", _WHILE_TRIPS)
 
 
 class _Settling:
@@ -82,9 +87,7 @@ class _Settling:
             return
         first, *others = map(self._have, operands)
         axes = tuple(a for a in first.unreduced if all(a in x.unreduced for x in others))
-        own = {
-            f: tuple(a for a in split if a not in axes) for f, split in self.assignments[item].items()
-        }
+        own = {f: tuple(a for a in split if a not in axes) for f, split in self.assignments[item].items()}
         if axes and all(x.monoid == "sum" for x in (first, *others)) and item.rule.valid(own, self._mesh):
             self.assignments[item] = {**own, PARTIAL: axes}
 
@@ -113,13 +116,13 @@ class _Settling:
 
     def _control(self, item: Group, boundary: Boundary) -> None:
         (op,) = item.ops
-        unchanging = sum(op.params.get(name, 0) for name in _UNCHANGING)
+        held, trips = unchanging(op)
         for i, (atom, (inner, lead)) in enumerate(zip(op.inputs, boundary.operands, strict=True)):
             if inner is None:
                 self._want(atom, Layout(()))
                 continue
-            if i < unchanging and isinstance(atom, Value) and self.wants[inner]:
-                self._hoist(atom, inner, op.params.get("length", _WHILE_TRIPS))
+            if i < held and isinstance(atom, Value) and self.wants[inner]:
+                self._hoist(atom, inner, trips)
             layout = self.layouts[self.same.get(inner, inner)]
             self._want(atom, Layout(((),) * lead + layout.dims))
 

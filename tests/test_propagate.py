@@ -127,3 +127,68 @@ def test_a_constraint_in_the_function_is_kept() -> None:
         return jax.lax.with_sharding_constraint(jnp.tanh(x), NamedSharding(mesh, P(None, "model"))) * 2
 
     assert evaluated(fn, (f32(16, 32),), (P("data"),)).out_specs == P(None, "model")
+
+
+def test_weights_that_a_loop_reads_are_gathered_once_before_it() -> None:
+    def fn(w: Any, state: Any) -> Any:
+        return jax.lax.scan(lambda s, _: (jnp.tanh(s @ w), None), state, None, length=7)[0]
+
+    plan = evaluated(fn, (f32(256, 256), f32(512, 256)), (P("data"), P("data")), {"data": 8})
+    assert [(c.kind, c.axes, c.count) for c in plan.estimate.collectives] == [("all_gather", ("data",), 1)]
+
+
+def test_weights_that_do_not_fit_whole_are_gathered_at_every_trip() -> None:
+    side, layers = 32768, 4  # four gathered weights of 4 GiB are more than a device holds
+
+    def fn(weights: Any, state: Any) -> Any:
+        def step(s: Any, _: None) -> tuple[Any, None]:
+            for w in weights:
+                s = jnp.tanh(s @ w)
+            return s, None
+
+        return jax.lax.scan(step, state, None, length=7)[0]
+
+    plan = evaluated(fn, ([f32(side, side)] * layers, f32(side, side)), (P("data"), P("data")), {"data": 8})
+    counts = [c.count for c in plan.estimate.collectives if c.kind == "all_gather"]
+    assert counts.count(1) >= 1 and counts.count(7) >= 1 and len(counts) == layers
+
+
+def test_a_whole_weight_is_not_gathered_for_its_split_momentum() -> None:
+    """ZeRO-1: the gradient is scattered for the update, and the new weight gathered once."""
+
+    def fn(w: Any, v: Any, x: Any) -> Any:
+        v = v + jax.grad(lambda w: jnp.square(x @ w).sum())(w)
+        return w - v, v
+
+    shapes = (f32(256, 128), f32(256, 128), f32(512, 256))
+    plan = autoshard.evaluate(
+        fn,
+        *shapes,
+        topology="v3:2x2",
+        mesh={"data": 8},
+        in_specs=(P(), P("data"), P("data")),
+        out_specs=(P(), P("data")),
+    )
+    kinds = sorted(c.kind for c in plan.estimate.collectives)
+    assert kinds == ["all_gather", "reduce_scatter"]
+
+
+def test_partial_sums_are_added_before_they_are_reduced() -> None:
+    def fn(x: Any, w: Any, y: Any, u: Any) -> Any:
+        return x @ w + y @ u
+
+    plan = evaluated(
+        fn, (f32(16, 32), f32(32, 64)) * 2, (P(None, "model"), P("model"), P(None, "model"), P("model"))
+    )
+    assert collectives(plan) == [("all_reduce", ("model",))]
+
+
+def test_a_product_gathers_its_weight_where_that_sends_less_than_its_partial_sums() -> None:
+    """The weight is the larger operand, but keeping it in place would leave partial sums larger still."""
+    plan = evaluated(
+        lambda x, w: jnp.einsum("bm,mh->bh", x, w),
+        (f32(1024, 256), f32(256, 4096)),
+        (P("data"), P("data")),
+        {"data": 8},
+    )
+    assert collectives(plan) == [("all_gather", ("data",))] and plan.out_specs == P("data")
