@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -191,7 +190,17 @@ of the difference comes from.
 
 def page(rows: Sequence[Row], compiler: str) -> str:
     """Write the table."""
-    head = ("program", "plan", "mesh", "ours", "XLA", "ours / XLA", "XLA led", "ours / led", "why above the limit")
+    head = (
+        "program",
+        "plan",
+        "mesh",
+        "ours",
+        "XLA",
+        "ours / XLA",
+        "XLA led",
+        "ours / led",
+        "why above the limit",
+    )
     lines = [_INTRODUCTION.format(compiler=compiler, limit=LIMIT), _line(head)]
     lines.append("|---|---|---|--:|--:|--:|--:|--:|---|")
     for row in rows:
@@ -212,9 +221,7 @@ def page(rows: Sequence[Row], compiler: str) -> str:
             )
         )
     means = [geometric_mean([row.ratio(other) for row in rows]) for other in (XLA, LED)]
-    lines.append(
-        _line(("geometric mean", "", "", "", "", f"{means[0]:.3f}", "", f"{means[1]:.3f}", ""))
-    )
+    lines.append(_line(("geometric mean", "", "", "", "", f"{means[0]:.3f}", "", f"{means[1]:.3f}", "")))
     return "\n".join(lines) + "\n"
 
 

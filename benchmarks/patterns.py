@@ -98,18 +98,18 @@ def embedding() -> Program:
 
 
 def recurrent() -> Program:
-    """A loop over time whose weights never change: what is gathered for it is gathered once."""
+    """A loop over time from a given state; its weights never change, so they are gathered once."""
     b, s, m, h = 512, 64, 512, 2048
 
-    def loss(p: Tree, x: jax.Array, wanted: jax.Array) -> jax.Array:
+    def loss(p: Tree, state: jax.Array, x: jax.Array, wanted: jax.Array) -> jax.Array:
         def cell(state: jax.Array, now: jax.Array) -> tuple[jax.Array, None]:
             return jnp.tanh(now @ p["enter"] + state @ p["again"]), None
 
-        state, _ = jax.lax.scan(cell, jnp.zeros((b, h)), x)
+        state, _ = jax.lax.scan(cell, state, x)
         return _square_error(state @ p["leave"], wanted)
 
-    data = _shapes(x=(s, b, m), wanted=(b, m))
-    return _train(loss, _shapes(enter=(m, h), again=(h, h), leave=(h, m)), data["x"], data["wanted"])
+    data = _shapes(state=(b, h), x=(s, b, m), wanted=(b, m))
+    return _train(loss, _shapes(enter=(m, h), again=(h, h), leave=(h, m)), *data.values())
 
 
 def convolution() -> Program:

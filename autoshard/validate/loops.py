@@ -244,14 +244,15 @@ def _invariants(module: Module, computation: Computation, loop: Instruction, fra
     body = module.computations[loop.called("body")[0]]
 
     def read(index: int) -> int | None:
-        if index < 0 or not _is_invariant(body, index):
+        if index < 0 or not is_invariant(body, index):
             return None
         return _element(module, computation, loop.operands[0], index, frame)
 
     return _Carry(read=read)
 
 
-def _is_invariant(body: Computation, index: int) -> bool:
+def is_invariant(body: Computation, index: int) -> bool:
+    """Tell whether a loop hands an element of its tuple on unchanged."""
     if body.root.opcode != "tuple":
         return False
     source = body.instructions.get(body.root.operands[index])
@@ -283,7 +284,7 @@ def _element(module: Module, computation: Computation, name: str, index: int, fr
         return _element(module, callee, callee.root.name, index, inner)
     if instruction.opcode == "while":
         body = module.computations[instruction.called("body")[0]]
-        if _is_invariant(body, index):
+        if is_invariant(body, index):
             return _element(module, computation, instruction.operands[0], index, frame)
     return None
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autoshard.validate.hlo import Array, Computation, Instruction, Module
+from autoshard.validate.loops import is_invariant
 
 # Ops that hand all elements on, in another form.
 _FORMS = frozenset({"bitcast", "copy", "reshape", "transpose", "convert", "optimization-barrier"})
@@ -84,6 +85,8 @@ def _own(module: Module, scope: _Scope, name: str) -> bool:
     instruction = scope.computation.instructions[name]
     if instruction.opcode in ("partition-id", "replica-id"):
         return True
+    if instruction.opcode == "get-tuple-element":
+        return _own_element(module, scope, instruction.operands[0], int(instruction.attribute("index") or 0))
     if instruction.opcode == "parameter":
         if scope.caller is None:
             return False
@@ -94,3 +97,18 @@ def _own(module: Module, scope: _Scope, name: str) -> bool:
         inner = _Scope(computation=module.computations[callee], caller=(scope, instruction))
         return _own(module, inner, inner.computation.root.name)
     return any(_own(module, scope, operand) for operand in instruction.operands)
+
+
+def _own_element(module: Module, scope: _Scope, name: str, index: int) -> bool:
+    """Tell the same of an element of a tuple; compilers move the arithmetic of slices out of loops."""
+    instruction = scope.computation.instructions[name]
+    if instruction.opcode == "tuple":
+        return _own(module, scope, instruction.operands[index])
+    if instruction.opcode == "parameter" and scope.caller is None:
+        for outer in module.computations.values():
+            for loop in outer.instructions.values():
+                if loop.opcode == "while" and scope.computation.name in loop.called("body"):
+                    return is_invariant(scope.computation, index) and _own_element(
+                        module, _Scope(computation=outer), loop.operands[0], index
+                    )
+    return False
