@@ -20,9 +20,11 @@ __all__ = [
     "Layout",
     "MeshShape",
     "chunk",
+    "coordinates",
     "from_spec",
     "local_shape",
     "mesh_size",
+    "position",
     "replicated",
     "spec_problems",
     "to_spec",
@@ -57,6 +59,22 @@ def replicated(rank: int) -> Layout:
 def mesh_size(axes: Iterable[str], mesh: MeshShape) -> int:
     """Return the product of the sizes of `axes`."""
     return math.prod(mesh[axis] for axis in axes)
+
+
+def coordinates(number: int, axes: Axes, mesh: MeshShape) -> dict[str, int]:
+    """Return where along each of `axes` a device stands, from its number, row major over them."""
+    found = {}
+    for axis in reversed(axes):
+        number, found[axis] = divmod(number, mesh[axis])
+    return found
+
+
+def position(coords: MeshShape, axes: Iterable[str], mesh: MeshShape) -> int:
+    """Return the number of a device, row major over `axes`, from its coordinates."""
+    result = 0
+    for axis in axes:
+        result = result * mesh[axis] + coords[axis]
+    return result
 
 
 def chunk(size: int, ways: int) -> int:

@@ -7,14 +7,23 @@ whose extent its parts do not divide is padded before it is split, and cut where
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
 from jax import lax
 
-from autoshard.layout import Axes, Layout, MeshShape, chunk, local_shape, mesh_size
+from autoshard.layout import (
+    Axes,
+    Layout,
+    MeshShape,
+    chunk,
+    coordinates,
+    local_shape,
+    mesh_size,
+    position,
+)
 from autoshard.padding import pad_end
 from autoshard.partition.price import Machine
 
@@ -198,9 +207,9 @@ def _permutation(
     changed = [d for d, (x, y) in enumerate(zip(before, after, strict=True)) if x != y]
 
     def part(coords: MeshShape, dims: tuple[Axes, ...]) -> tuple[int, ...]:
-        return tuple(_number(coords, dims[d], mesh) for d in changed)
+        return tuple(position(coords, dims[d], mesh) for d in changed)
 
-    devices = [_digits(i, base, mesh) for i in range(mesh_size(base, mesh))]
+    devices = [coordinates(i, base, mesh) for i in range(mesh_size(base, mesh))]
     holders: dict[tuple[int, ...], list[int]] = {}
     for i, coords in enumerate(devices):
         holders.setdefault(part(coords, before), []).append(i)
@@ -214,20 +223,6 @@ def _permutation(
         if i not in pairs:
             pairs[i] = holders[block].pop(0)
     return base, tuple((source, target) for target, source in sorted(pairs.items()))
-
-
-def _digits(number: int, axes: Axes, mesh: MeshShape) -> dict[str, int]:
-    found = {}
-    for axis in reversed(axes):
-        number, found[axis] = divmod(number, mesh[axis])
-    return found
-
-
-def _number(coords: MeshShape, axes: Iterable[str], mesh: MeshShape) -> int:
-    result = 0
-    for axis in axes:
-        result = result * mesh[axis] + coords[axis]
-    return result
 
 
 def parts(layout: Layout, mesh: MeshShape) -> tuple[int, ...]:

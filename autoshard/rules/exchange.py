@@ -1,0 +1,164 @@
+"""Halo exchange: every device fetches the window of a split dim that its part of an op needs.
+
+`fetch` knows, for every device, where its window starts. What other devices hold of it comes by permutes, each
+of them as short as any receiver needs; where that would move more than the whole dim, the dim is gathered
+(GSPMD, arXiv 2105.04663, section 4.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from autoshard.layout import Axes, MeshShape, coordinates, mesh_size, position
+from autoshard.padding import pad_end
+
+__all__ = ["fetch", "per_device"]
+
+
+@dataclass
+class _Round:
+    """One permute: who receives from whom, and the part of a local array that any receiver needs."""
+
+    source_of: dict[int, int] = field(default_factory=dict)
+    start: int = 2**62
+    end: int = 0
+
+    def add(self, receiver: int, source: int, start: int, end: int) -> None:
+        self.source_of[receiver] = source
+        self.start, self.end = min(self.start, start), max(self.end, end)
+
+    @property
+    def is_local(self) -> bool:
+        return all(r == s for r, s in self.source_of.items())
+
+    def work(self, ways: int) -> int:
+        """Elements times hops around a ring."""
+        hops = max(min(abs(r - s), ways - abs(r - s)) for r, s in self.source_of.items())
+        return (self.end - self.start) * hops
+
+
+def per_device(values: Sequence[int], axes: Axes) -> Any:
+    """Return this device's value of one per position along `axes`; int32 scalar, or a number if all agree."""
+    if len(set(values)) == 1:
+        return int(values[0])
+    index = lax.axis_index(axes)
+    step = values[1] - values[0]
+    if all(b - a == step for a, b in zip(values, values[1:], strict=False)):
+        return index * step + values[0]
+    return lax.dynamic_index_in_dim(np.asarray(values, np.int32), index, keepdims=False)
+
+
+def fetch(
+    x: Any, dim: int, axes: Axes, mesh: MeshShape, size: int, starts: Sequence[int], length: int
+) -> Any:
+    """Return the window of `length` elements of `dim` that begins at `starts[p]` on the device at p.
+
+    Args:
+      x: the local array; `dim`, of `size` elements, is split over `axes` into parts of its local extent.
+      dim: the dim to fetch along.
+      axes: mesh axes that split it, major first; p is the position along them.
+      mesh: sizes of the mesh axes.
+      size: extent of the dim, over all devices.
+      starts: where each device's window begins; it may begin before 0 or end behind `size`.
+      length: extent of the windows.
+
+    What a window has outside the dim is undefined.
+    """
+    ways, part = mesh_size(axes, mesh), x.shape[dim]
+    rounds = _rounds(ways, part, size, starts, length)
+    if sum(r.work(ways) for r in rounds) > part * ways // 2:
+        return _from_whole(x, dim, axes, starts, length)
+    places = [_places(r, part, starts) for r in rounds]
+    pieces = [_receive(x, dim, axes, mesh, r) for r in rounds]
+    if all(len(set(at)) == 1 for at in places):
+        return _joined(
+            x, dim, length, sorted(zip([at[0] for at in places], pieces, strict=True), key=lambda e: e[0])
+        )
+    margin = max((r.end - r.start for r in rounds), default=0)
+    window = pad_end(lax.slice_in_dim(x, 0, 0, axis=dim), dim, length + 2 * margin)
+    for at, piece in zip(places, pieces, strict=True):
+        window = _put(window, piece, dim, per_device([margin + a for a in at], axes))
+    return lax.slice_in_dim(window, margin, margin + length, axis=dim)
+
+
+def _rounds(ways: int, part: int, size: int, starts: Sequence[int], length: int) -> list[_Round]:
+    """Pair receivers with sources: by how far apart they stand, or by each one's first, second, ... source."""
+    by_shift: dict[int, _Round] = {}
+    by_rank: dict[int, _Round] = {}
+    for p, start in enumerate(starts):
+        first, last = max(start, 0), min(start + length, size)
+        for rank, j in enumerate(range(first // part, -(-last // part)) if last > first else ()):
+            piece = max(first - j * part, 0), min(last - j * part, part)
+            by_shift.setdefault(j - p, _Round()).add(p, j, *piece)
+            by_rank.setdefault(rank, _Round()).add(p, j, *piece)
+    ranked = list(by_rank.values())
+    if (
+        not _aligned(part, starts)
+        and all(len(set(r.source_of.values())) == len(r.source_of) for r in ranked)
+        and len(ranked) < len(by_shift)
+    ):
+        return ranked
+    return list(by_shift.values())
+
+
+def _aligned(part: int, starts: Sequence[int]) -> bool:
+    """Tell whether every window begins at the same distance from its device's own part."""
+    return len({start - p * part for p, start in enumerate(starts)}) == 1
+
+
+def _places(r: _Round, part: int, starts: Sequence[int]) -> list[int]:
+    """Where a piece begins in each window; who receives nothing puts it before the window."""
+    found = {p: j * part + r.start - starts[p] for p, j in r.source_of.items()}
+    if _aligned(part, starts):
+        return [next(iter(found.values()))] * len(starts)
+    return [found.get(p, r.start - r.end) for p in range(len(starts))]
+
+
+def _receive(x: Any, dim: int, axes: Axes, mesh: MeshShape, r: _Round) -> Any:
+    piece = lax.slice_in_dim(x, r.start, r.end, axis=dim)
+    if r.is_local:
+        return piece
+    base = tuple(a for a in mesh if a in axes)  # `lax.ppermute` counts positions in mesh order
+
+    def number(p: int) -> int:
+        return position(coordinates(p, axes, mesh), base, mesh)
+
+    return lax.ppermute(piece, base, [(number(s), number(p)) for p, s in r.source_of.items()])
+
+
+def _joined(x: Any, dim: int, length: int, pieces: Sequence[tuple[int, Any]]) -> Any:
+    """Join pieces that lie at the same place on every device; gaps are filled with zeros."""
+    row: list[Any] = []
+    end = 0
+
+    def gap(to: int) -> None:
+        if to > end:
+            row.append(pad_end(lax.slice_in_dim(x, 0, 0, axis=dim), dim, to - end))
+
+    for at, piece in pieces:
+        gap(at)
+        row.append(piece)
+        end = at + piece.shape[dim]
+    gap(length)
+    return row[0] if len(row) == 1 else lax.concatenate(row, dim)
+
+
+def _put(window: Any, piece: Any, dim: int, start: Any) -> Any:
+    zero = jnp.zeros((), jnp.int32)
+    starts = [jnp.asarray(start, jnp.int32) if i == dim else zero for i in range(window.ndim)]
+    return lax.dynamic_update_slice(window, piece, starts)
+
+
+def _from_whole(x: Any, dim: int, axes: Axes, starts: Sequence[int], length: int) -> Any:
+    whole = lax.all_gather(x, axes, axis=dim, tiled=True)
+    before, behind = max(0, -min(starts)), max(0, max(starts) + length - whole.shape[dim])
+    if before:
+        whole = lax.concatenate([pad_end(lax.slice_in_dim(x, 0, 0, axis=dim), dim, before), whole], dim)
+    whole = pad_end(whole, dim, behind)
+    return lax.dynamic_slice_in_dim(whole, per_device([s + before for s in starts], axes), length, axis=dim)
