@@ -1,6 +1,7 @@
 """Sharding rules, one module per op family, and the registry that finds them."""
 
 from autoshard.rules import (  # noqa: F401  (importing a family registers it)
+    along,
     constraint,
     contraction,
     elementwise,

@@ -225,21 +225,6 @@ def _rev_rule(op: Op) -> ShardingRule:
     return rule_with_whole(op, op.params["dimensions"])
 
 
-def _same_shape_whole_axis(op: Op) -> ShardingRule:
-    """Ops along one dim that keep the shape: cumulative ops."""
-    return rule_with_whole(op, [op.params["axis"]], linear=op.name == "cumsum")
-
-
-def _sort_rule(op: Op) -> ShardingRule:
-    return rule_with_whole(op, [op.params["dimension"]], linear=False)
-
-
-def _top_k_rule(op: Op) -> ShardingRule:
-    rank = len(shape_of(op.inputs[0]))
-    axis = op.params.get("axis", op.params.get("reduction_dimension", rank - 1)) % rank
-    return rule_with_whole(op, [axis], linear=False)
-
-
 register(Family(name="reshape", kind=Kind.SINGLE, rule=_reshape_rule, params=_local_sizes), ["reshape"])
 register(Family(name="slice", kind=Kind.SINGLE, rule=_slice_rule, params=_local_limits), ["slice"])
 register(Family(name="pad", kind=Kind.SINGLE, rule=_pad_rule), ["pad"])
@@ -264,9 +249,3 @@ register(
     ["dynamic_update_slice"],
 )
 register(Family(name="reverse", kind=Kind.SINGLE, rule=_rev_rule), ["rev"])
-register(
-    Family(name="cumulative", kind=Kind.SINGLE, rule=_same_shape_whole_axis),
-    ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"],
-)
-register(Family(name="sort", kind=Kind.SINGLE, rule=_sort_rule), ["sort"])
-register(Family(name="top_k", kind=Kind.SINGLE, rule=_top_k_rule), ["top_k", "approx_top_k"])
