@@ -121,9 +121,10 @@ _timings = click.option("--timings", is_flag=True, help="Show how long each stag
 @click.option(
     "--annotate",
     multiple=True,
-    metavar="PATH=SPEC",
+    metavar="KEY=SPEC",
     help="A spec to keep, such as \"[0]['embed']=data,None\": a mesh axis, axes as (data,model), None (whole)"
-    " or ? (open) per dim. Results are out[0]... May be repeated.",
+    " or ? (open) per dim. Results are out[0]...; name:attn_out is a checkpoint_name, model.py:42 or"
+    " model.py:42:dot_general what is made at a source line. May be repeated.",
 )
 @_donate
 @_limit

@@ -235,7 +235,7 @@ def read_integers(text: str | None, option: str) -> tuple[int, ...] | None:
 
 
 def read_annotations(texts: Sequence[str]) -> Mapping[str, PartitionSpec]:
-    """Read `PATH=ENTRY,ENTRY...`: an entry is an axis, axes in brackets, `None` (whole) or `?` (open).
+    """Read `KEY=ENTRY,ENTRY...`: an entry is an axis, axes in brackets, `None` (whole) or `?` (open).
 
     >>> read_annotations(["[0]['embed']=(data,model),None", "[2]=?"])
     {"[0]['embed']": P(('data', 'model'), None), '[2]': P(UNCONSTRAINED,)}

@@ -13,7 +13,7 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autoshard.groups import PARTIAL, Block, Group, with_inputs
 from autoshard.merging import merge_rules
@@ -234,17 +234,9 @@ class _Clusters:
         if value in self.inline:
             if value not in draft.local:
                 source = self.inline[value]
-                copy = Value(aval=value.aval, name=value.name)
+                copy = replace(value)
                 inputs = tuple(self._inside(draft, a) if isinstance(a, Value) else a for a in source.inputs)
-                draft.ops.append(
-                    Op(
-                        primitive=source.primitive,
-                        params=source.params,
-                        inputs=inputs,
-                        outputs=(copy,),
-                        source_info=source.source_info,
-                    )
-                )
+                draft.ops.append(replace(source, inputs=inputs, outputs=(copy,)))
                 draft.local[value] = copy
                 draft.made.add(copy)
             return draft.local[value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autoshard.layout import Layout
@@ -97,11 +97,4 @@ class Block:
 
 def with_inputs(op: Op, inputs: tuple[Atom, ...]) -> Op:
     """Return the op with other operands."""
-    return Op(
-        primitive=op.primitive,
-        params=op.params,
-        inputs=inputs,
-        outputs=op.outputs,
-        blocks=op.blocks,
-        source_info=op.source_info,
-    )
+    return replace(op, inputs=inputs)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 import cost_models as cm
 import search
-from autoshard.annotations import constraint_choices, input_choices, output_names, specs_by_path
+from autoshard.annotations import assignment_choices, layout_choices, pins, specs_by_path
 from autoshard.fit import smallest_fitting_slice
 from autoshard.meshes import candidate_meshes, resolve_topology
 from autoshard.partition.emitter import Decisions
@@ -58,8 +58,10 @@ def suggest(
       topology: a slice as the TPU compiler names it, `"v3:4x4"` (16 chips, 32 cores); with a `mesh`, a bare
         generation, `"v3"`, means the smallest slice that holds it.
       mesh: axis name to size, such as `{"data": 8, "model": 4}`; without it meshes of the slice are searched.
-      annotations: specs that the plan must keep, by pytree path: `"[0]['embed']"` for an input,
-        `"out[0]['embed']"` for an output. A dim may be `PartitionSpec.UNCONSTRAINED`.
+      annotations: specs that the plan must keep, by key: `"[0]['embed']"` for an input by its pytree path,
+        `"out[0]['embed']"` for an output, `"name:attn_out"` for what `jax.ad_checkpoint.checkpoint_name` names,
+        `"model.py:42"` for what is made at a source line, `"model.py:42:dot_general"` by one primitive there.
+        A dim may be `PartitionSpec.UNCONSTRAINED`.
       donate_argnums: arguments whose memory the results may take.
       memory_limit_bytes: HBM of one device that the plan may use; by default 95 % of what a program can.
       time_limit_seconds: of the search, over all meshes; then the best plan so far is returned with its gap.
@@ -143,7 +145,7 @@ def evaluate(
       mesh: axis name to size.
       in_specs: a pytree of `PartitionSpec` like the arguments, or a prefix of it; None leaves are open.
       out_specs: the same for the results.
-      annotations: further specs by path, as for `suggest`.
+      annotations: further specs by key, as for `suggest`.
       donate_argnums: as for `suggest`.
       memory_limit_bytes: what the peak is held against; by default as for `suggest`.
       loop_trips: as for `suggest`.
@@ -241,23 +243,20 @@ def search_gap(seconds: float, bound: float) -> float:
 def model_of(session: Session, annotations: Mapping[str, PartitionSpec]) -> tuple[Model, list[str]]:
     """State the search problem of a session under annotations; also return notes."""
     source, mesh = session.source, session.machine.mesh
-    traced, block = source.traced, source.block
-    names = [*traced.in_names, *output_names(traced)]
-    choices, notes = input_choices(annotations, names, [*traced.in_avals, *traced.out_avals], mesh)
-    count = len(traced.in_names)
-    allowed, more = constraint_choices(block, mesh)
-    outputs = {i - count: x for i, x in choices.items() if i >= count}
+    fixed = pins(source.traced, source.block, mesh, annotations)
+    shapes = [a.shape for a in source.traced.out_avals]
     model = build_model(
-        block,
+        source.block,
         session.resharder,
-        pinned={block.inputs[i]: x for i, x in choices.items() if i < count},
-        pinned_outputs=outputs,
-        allowed=allowed,
-        state={j: i for j, i in source.state.items() if j not in outputs},
+        pinned={v: layout_choices(given, v.shape, mesh) for v, given in fixed.values.items()},
+        pinned_outputs={j: layout_choices(given, shapes[j], mesh) for j, given in fixed.outputs.items()},
+        allowed={item: assignment_choices(item.rule, x, mesh) for item, x in fixed.groups.items()},
+        held=fixed.held,
+        state={j: i for j, i in source.state.items() if j not in fixed.outputs},
         donated=source.donated,
         loop_trips=session.loop_trips,
     )
-    return model, notes + more
+    return model, fixed.notes
 
 
 def _solve_within(

@@ -6,6 +6,7 @@ A `Program` is what `trace` makes of a JAX function and what every later stage r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -32,10 +33,14 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Value:
-    """An array in the program: its shape and dtype, and for inputs the pytree path it came in by."""
+    """An array in the program: its shape and dtype, and for inputs the pytree path it came in by.
+
+    `labels` are the names that `jax.ad_checkpoint.checkpoint_name` gave it.
+    """
 
     aval: Any
     name: str = ""
+    labels: list[str] = field(default_factory=list)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,6 +58,7 @@ class Value:
 
 
 Atom = Value | Literal
+_PLACE = re.compile(r"(.+?):(\d+)(?::\d+)*(?: \(|$)")
 
 
 def is_value(atom: Atom) -> bool:
@@ -114,7 +120,7 @@ class Op:
     """One operation: a JAX primitive bound to operands, with the user's source line.
 
     `blocks` are the sub-Programs of a control-flow op: the body of a `scan`; condition and body of a
-    `while`; the branches of a `cond`.
+    `while`; the branches of a `cond`. A `transposed` op is the backward one of the op on its source line.
     """
 
     primitive: Primitive
@@ -123,6 +129,7 @@ class Op:
     outputs: tuple[Value, ...]
     blocks: tuple[Program, ...] = ()
     source_info: Any = None
+    transposed: bool = False
 
     @property
     def name(self) -> str:
@@ -137,6 +144,14 @@ class Op:
         text = str(source_info_util.summarize(self.source_info))
         head, _, tail = text.rpartition("/")
         return tail if head else text
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """File and line of the user's code; ("", 0) where JAX recorded none."""
+        if self.source_info is None:
+            return "", 0
+        found = _PLACE.match(str(source_info_util.summarize(self.source_info)))
+        return (found[1], int(found[2])) if found else ("", 0)
 
     def __repr__(self) -> str:
         outs = " ".join(map(repr, self.outputs))

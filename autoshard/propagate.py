@@ -1,19 +1,23 @@
 """Sharding completion: a few annotations become a sharding of everything, as GSPMD does it.
 
-Shardings flow through rules forwards and backwards until nothing changes, pass-through ops before products
-(GSPMD, arXiv 2105.04663, section 3.5). What a person gave is never changed; a dim that is open takes what
-arrives first, from the larger array where several compete; an axis is used once per array and per group. Where the
-operands of a product compete, the one leads that costs the least resharding.
+Shardings flow through rules forwards and backwards until nothing changes, in four passes to a fix-point each
+(GSPMD, arXiv 2105.04663, section 3.5, and XLA's `sharding_propagation.cc`): through ops that pass their
+operands' dims on; then through products, reductions, lookups and the rest; then backwards through broadcasts;
+last forwards through broadcasts. What a person gave is never changed. A dim that is open takes what arrives
+first, from the larger array where several compete, and later only what splits it finer; an axis is used once per
+array and per group. Batch dims of a product come before others; where its operands, and what is done with its
+result, compete for those, the one leads that costs the least resharding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from autoshard.annotations import constraint_choices, input_choices, output_names
+from autoshard.annotations import Given, Pins, deal, pins
 from autoshard.grouping import Block, Group
 from autoshard.layout import Axes, Layout, mesh_size, replicated
 from autoshard.partition.emitter import Decisions, boundaries, deciding_values
@@ -27,85 +31,98 @@ from autoshard.session import Session
 __all__ = ["complete", "propagate"]
 
 _HEAVY = frozenset({"dot_general", "conv_general_dilated", "gather", "ragged_dot_general"})
+# Ops, besides elementwise ones, that pass dims on as they are.
+_PASS = frozenset(
+    "concatenate dynamic_slice expand_dims reshape reshard sharding_constraint split squeeze transpose".split()
+)
+# The passes: which exchanges between a group and a value take part from when on.
+_PASSING, _COMPUTING, _BROADCAST_BACK, _BROADCAST = range(4)
 
 
 def complete(session: Session, given: Mapping[str, PartitionSpec]) -> tuple[Decisions, list[str]]:
-    """Complete specs by pytree path (outputs as `out...`) to decisions for the whole program.
+    """Complete specs by key (as for `autoshard.suggest`) to decisions for the whole program.
 
     Returns the decisions, and notes on dims that had to be left whole.
     """
-    source, mesh = session.source, session.machine.mesh
-    traced, block = source.traced, source.block
-    names = [*traced.in_names, *output_names(traced)]
-    choices, notes = input_choices(given, names, [*traced.in_avals, *traced.out_avals], mesh, "specs")
-    allowed, more = constraint_choices(block, mesh)
-    count = len(traced.in_names)
-    fixed = {block.inputs[i]: options[0] for i, options in choices.items() if i < count}
-    fixed_outputs = {i - count: options[0] for i, options in choices.items() if i >= count}
-    decisions = propagate(
-        block,
-        session.resharder,
-        fixed=fixed,
-        fixed_outputs=fixed_outputs,
-        fixed_groups={item: options[0] for item, options in allowed.items()},
-        state=source.state,
-    )
-    return settle(block, decisions, session.resharder), notes + more
+    source, resharder = session.source, session.resharder
+    fixed = pins(source.traced, source.block, session.machine.mesh, given, "specs")
+    decisions = propagate(source.block, resharder, fixed, source.state)
+    return settle(source.block, decisions, resharder, fixed), fixed.notes
 
 
-def propagate(
-    block: Block,
-    resharder: Resharder,
-    *,
-    fixed: Mapping[Value, Layout],
-    fixed_outputs: Mapping[int, Layout],
-    fixed_groups: Mapping[Group, Assignment],
-    state: Mapping[int, int],
-) -> Decisions:
+def propagate(block: Block, resharder: Resharder, fixed: Pins, state: Mapping[int, int]) -> Decisions:
     """Run completion to its fix-point.
 
     Args:
       block: the grouped program.
       resharder: prices of resharding, on the machine to complete for.
-      fixed: layouts of inputs that must not change.
-      fixed_outputs: the same for outputs, by position.
-      fixed_groups: assignments of groups that must not change (constraints in the program).
+      fixed: what must not change.
       state: outputs that follow an input unless fixed.
     """
-    flow = _Flow(block, resharder, fixed, fixed_outputs, fixed_groups, state)
+    flow = Flow(block, resharder, fixed, state)
     flow.run()
     return flow.decisions()
 
 
-class _Flow:
-    def __init__(
-        self,
-        block: Block,
-        resharder: Resharder,
-        fixed: Mapping[Value, Layout],
-        fixed_outputs: Mapping[int, Layout],
-        fixed_groups: Mapping[Group, Assignment],
-        state: Mapping[int, int],
-    ) -> None:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _End:
+    """A value at a group: its dims there, and the passes from which on each gives to the other."""
+
+    value: Value
+    dims: Dims
+    to_group: int
+    to_value: int
+
+
+def _ends(item: Group) -> list[_End]:
+    """List the values of a group, the largest first."""
+    rule = item.rule
+    passes = all(op.name in _PASS for op in item.ops) or not item.ops or item.kind is Kind.ELEMENTWISE
+    factors = {f for dims in rule.inputs + rule.outputs for dim in dims for f in dim}
+    ends = []
+    for values, sides, result in ((item.inputs, rule.inputs, False), (item.outputs, rule.outputs, True)):
+        for value, dims in zip(values, sides, strict=True):
+            to_group = to_value = _PASSING if passes else _COMPUTING
+            if passes and factors - {f for dim in dims for f in dim}:
+                to_group, to_value = (_COMPUTING, _COMPUTING) if result else (_BROADCAST, _BROADCAST_BACK)
+            ends.append(_End(value=value, dims=dims, to_group=to_group, to_value=to_value))
+    return sorted(ends, key=lambda e: -value_bytes(e.value.shape, e.value.dtype))
+
+
+class Flow:
+    """The state of completion: axes per dim of values and per factor of groups, and what must not change."""
+
+    def __init__(self, block: Block, resharder: Resharder, fixed: Pins, state: Mapping[int, int]) -> None:
         self.block_, self.resharder, self.state = block, resharder, state
         self.mesh = resharder.machine.mesh
-        self.fixed_outputs = fixed_outputs
-        self.dims: dict[Value, list[Axes]] = {v: list(x.dims) for v, x in fixed.items()}
-        self.closed: set[Value] = set(fixed)
-        self.groups: dict[Group, dict[str, Axes]] = {g: dict(a) for g, a in fixed_groups.items()}
-        self.closed_groups = set(fixed_groups)
+        self.fixed = fixed
+        self.dims: dict[Value, list[Axes]] = {}
+        self.closed: dict[Value, set[int]] = {}  # dims that must not change
+        self.groups: dict[Group, dict[str, Axes]] = {}
+        for value, given in fixed.values.items():
+            self._close(value, given)
+        for item, factors in fixed.groups.items():
+            self.groups[item] = {f: axes for f, axes in factors.items() if axes}
+            for value, dims in zip(item.outputs, item.rule.outputs, strict=True):
+                layout = item.rule.layout(dims, factors).dims
+                known = (all(f in factors for f in dim) for dim in dims)
+                self._close(value, tuple(x if k else None for x, k in zip(layout, known, strict=True)))
         self.links: list[tuple[Value, Value, int]] = []  # (outer, inner, leading dims of outer only)
         self.order: list[Group] = []
+        self.ends: dict[Group, list[_End]] = {}
         self.trips: dict[Value, int] = {}  # of the loop that holds a value unchanged
         self._collect(block)
         self._follow_copies()
         self.changed = False
 
+    def _close(self, value: Value, given: Given) -> None:
+        self.dims[value] = [axes or () for axes in given]
+        self.closed[value] = {d for d, axes in enumerate(given) if axes is not None}
+
     # Structure ------------------------------------------------------------------------------------
 
     def _collect(self, block: Block) -> None:
         for item in block.groups:
-            self.order.append(item)
             if item.kind is Kind.IDENTITY:
                 (op,) = item.ops
                 self._link_all(op.inputs, op.outputs)
@@ -125,15 +142,18 @@ class _Flow:
                     self._link_inner(decider, item.blocks[index].outputs[out], lead)
                 for body in item.blocks:
                     self._collect(body)
+            else:
+                self.order.append(item)
+                self.ends[item] = _ends(item)
 
     def _follow_copies(self) -> None:
         """A copy of what is given is given too: what its readers do is no reason to split it."""
         for item in self.order:
             if item.is_copy:
                 (source,), (value,) = item.inputs, item.outputs
-                if source in self.closed:
-                    self.dims[value] = self.dims[source]
-                    self.closed.add(value)
+                if source in self.closed and value not in self.closed:
+                    self.dims[value] = list(self.dims[source])
+                    self.closed[value] = self.closed[source]
                 if source in self.trips:
                     self.trips[value] = self.trips[source]
 
@@ -152,63 +172,58 @@ class _Flow:
     # Flow -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        for heavy in (False, True):
-            while True:
+        """Let everything flow until nothing changes."""
+        for level in (_PASSING, _COMPUTING, _BROADCAST_BACK, _BROADCAST):
+            self.changed = True
+            while self.changed:
                 self.changed = False
-                self._sweep(self.order, heavy)
-                self._sweep(self.order[::-1], heavy)
+                for item in (*self.order, *reversed(self.order)):
+                    self._through(item, level)
                 self._follow_links()
                 self._follow_state()
-                if not self.changed:
-                    break
 
-    def _sweep(self, order: list[Group], heavy: bool) -> None:
-        for item in order:
-            if item.kind in (Kind.CONTROL, Kind.IDENTITY):
-                continue
-            if heavy or not _is_heavy(item):
-                self._through(item)
+    def _through(self, item: Group, level: int) -> None:
+        """Let the values of a group give to it, and it to them."""
+        known = [e for e in self.ends[item] if e.to_group <= level and e.value in self.dims]
+        own = self.groups.get(item, {})
+        if known:
+            batch = self._pulled(item, own, known, self._batch(item))
+            leads = known if _is_heavy(item) else known[:1]
+            options: list[dict[str, Axes]] = []
+            for lead in leads:
+                option = self._pulled(item, batch, [lead, *known], set(item.rule.factors))
+                if option not in options:
+                    options.append(option)
+            best = min(options, key=lambda x: self._seconds(item, x)) if len(options) > 1 else options[0]
+            self.changed |= best != own
+            self.groups[item] = own = best
+        for end in self.ends[item]:
+            if own and end.to_value <= level:
+                self._push(item.rule.layout(end.dims, own).dims, end.value)
 
-    def _through(self, item: Group) -> None:
-        ends = [(v, d) for v, d in zip(item.inputs, item.rule.inputs, strict=True)]
-        ends += [(v, d) for v, d in zip(item.outputs, item.rule.outputs, strict=True)]
-        if item not in self.closed_groups:
-            taken = self._taken(item, [(v, d) for v, d in ends if v in self.dims])
-            self.changed |= taken != self.groups.get(item, {})
-            self.groups[item] = taken
-        assignment = self.groups.get(item)
-        if assignment:
-            for value, dims in ends:
-                self._push(item.rule.layout(dims, assignment).dims, value)
+    def _batch(self, item: Group) -> set[str]:
+        """Factors of a product that all its operands and results have."""
+        sides = [{f for dim in end.dims for f in dim} for end in self.ends[item]]
+        return set.intersection(*sides) if _is_heavy(item) else set()
 
-    def _taken(self, item: Group, ends: Sequence[tuple[Value, Dims]]) -> dict[str, Axes]:
-        """Let a group take the axes of its values, the larger before the smaller.
-
-        Of the values of a product the one goes first that makes for the least resharding.
-        """
-        ends = sorted(ends, key=lambda e: -value_bytes(e[0].shape, e[0].dtype))
-        options: list[dict[str, Axes]] = []
-        for leader in ends if _is_heavy(item) else ends[:1]:
-            option = self._pulled(item, [leader, *ends])
-            if option not in options:
-                options.append(option)
-        if len(options) > 1:
-            return min(options, key=lambda option: self._seconds(item, option))
-        return options[0] if options else dict(self.groups.get(item, {}))
-
-    def _pulled(self, item: Group, ends: Sequence[tuple[Value, Dims]]) -> dict[str, Axes]:
-        """Axes that a group takes of its values, one value after the other."""
-        taken = dict(self.groups.get(item, {}))
-        for value, dims in ends:
-            for axes, factors in zip(self.dims[value], dims, strict=True):
-                for factor, part in self._spread(axes, factors, item.rule.sizes).items():
-                    have = taken.get(factor, ())
-                    if part == have or part[: len(have)] != have:
-                        continue
-                    used = {a for f, x in taken.items() if f != factor for a in x}
-                    if not used & set(part) and item.rule.valid({**taken, factor: part}, self.mesh):
-                        taken[factor] = part
+    def _pulled(
+        self, item: Group, own: Mapping[str, Axes], ends: Sequence[_End], only: set[str]
+    ) -> dict[str, Axes]:
+        """Let a group take the axes of its values, one value after the other."""
+        taken, closed = dict(own), self.fixed.groups.get(item, {})
+        for end in ends:
+            for factor, part in self._parts(item, end):
+                have = taken.get(factor, ())
+                if factor not in only or factor in closed or part == have or part[: len(have)] != have:
+                    continue
+                used = {a for f, x in taken.items() if f != factor for a in x}
+                if not used & set(part) and item.rule.valid({**taken, factor: part}, self.mesh):
+                    taken[factor] = part
         return taken
+
+    def _parts(self, item: Group, end: _End) -> Iterator[tuple[str, Axes]]:
+        for axes, factors in zip(self.dims[end.value], end.dims, strict=True):
+            yield from deal(axes, factors, item.rule.sizes, self.mesh).items()
 
     def _seconds(self, item: Group, assignment: Assignment) -> float:
         """Price of bringing what a group reads, and what it leaves, from and to where they are by now.
@@ -227,28 +242,12 @@ class _Flow:
             total += self.resharder.find(value.shape, value.dtype, left, want).seconds
         return total
 
-    def _spread(self, axes: Axes, factors: tuple[str, ...], sizes: Mapping[str, int]) -> dict[str, Axes]:
-        """Deal the axes of a dim out to its factors, major first."""
-        found: dict[str, Axes] = {}
-        rest = list(axes)
-        for factor in factors:
-            part: list[str] = []
-            while rest and sizes[factor] % mesh_size([*part, rest[0]], self.mesh) == 0:
-                part.append(rest.pop(0))
-            if part:
-                found[factor] = tuple(part)
-            if mesh_size(part, self.mesh) != sizes[factor]:
-                break
-        return found
-
     def _push(self, layout: tuple[Axes, ...], value: Value) -> None:
         """Let a value take the axes of a neighbour, dim by dim."""
-        if value in self.closed:
-            return
         own = self.dims.setdefault(value, [()] * len(value.shape))
         for d, axes in enumerate(layout):
             have = own[d]
-            if axes == have or axes[: len(have)] != have:
+            if d in self.closed.get(value, ()) or axes == have or axes[: len(have)] != have:
                 continue
             if {a for e, x in enumerate(own) if e != d for a in x} & set(axes):
                 continue
@@ -269,8 +268,8 @@ class _Flow:
         for j, atom in enumerate(block.outputs):
             if not isinstance(atom, Value):
                 continue
-            if j in self.fixed_outputs:
-                self._push(self.fixed_outputs[j].dims, atom)
+            if j in self.fixed.outputs:
+                self._push(tuple(axes or () for axes in self.fixed.outputs[j]), atom)
             elif j in self.state:
                 value = block.inputs[self.state[j]]
                 if value in self.dims:
@@ -279,13 +278,14 @@ class _Flow:
     # Result ---------------------------------------------------------------------------------------
 
     def decisions(self) -> Decisions:
+        """Read what was reached as decisions of the partitioner."""
         block = self.block_
         layouts = {v: self._layout(v) for v in deciding_values(block)}
         self._whole_leads(layouts)
         outputs = []
         for j, atom in enumerate(block.outputs):
-            if j in self.fixed_outputs:
-                outputs.append(self.fixed_outputs[j])
+            if j in self.fixed.outputs:
+                outputs.append(self._completed(self.fixed.outputs[j], atom))
             elif j in self.state:
                 outputs.append(layouts[block.inputs[self.state[j]]])
             elif isinstance(atom, Value):
@@ -294,13 +294,21 @@ class _Flow:
                 outputs.append(replicated(len(shape_of(atom))))
         return Decisions(
             assignments={
-                item: {f: a for f, a in self.groups.get(item, {}).items() if a}
-                for item in self.order
-                if item.kind not in (Kind.CONTROL, Kind.IDENTITY)
+                item: {f: a for f, a in self.groups.get(item, {}).items() if a} for item in self.order
             },
             layouts=layouts,
             outputs=tuple(outputs),
         )
+
+    def _completed(self, given: Given, atom: Atom) -> Layout:
+        """Layout of an output: what is given, and in open dims that of the value."""
+        have = self._layout(atom).dims if isinstance(atom, Value) else ((),) * len(given)
+        used = {a for axes in given for a in axes or ()}
+        dims = [
+            x if axes is None and not used & set(x) else axes or ()
+            for x, axes in zip(have, given, strict=True)
+        ]
+        return Layout(tuple(dims))
 
     def _layout(self, value: Value) -> Layout:
         dims = self.dims.get(value)
@@ -308,7 +316,7 @@ class _Flow:
 
     def _whole_leads(self, layouts: dict[Value, Layout]) -> None:
         """A dim that a scan slices or stacks stays whole inside: each step needs one slice of it."""
-        for item in self.order:
+        for item in self.block_.walk():
             if item.kind is Kind.CONTROL:
                 for _, _, decider, lead in boundaries(item).yields:
                     if lead:

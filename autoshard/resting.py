@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from autoshard.annotations import Pins
 from autoshard.groups import PARTIAL, Block, Group
 from autoshard.layout import Layout, local_shape
 from autoshard.partition.emitter import Boundary, Decisions, boundaries
@@ -28,19 +29,20 @@ _UNCHANGING = ("num_consts", "cond_nconsts", "body_nconsts")
 _WHILE_TRIPS = 2
 
 
-def settle(block: Block, decisions: Decisions, resharder: Resharder) -> Decisions:
+def settle(block: Block, decisions: Decisions, resharder: Resharder, fixed: Pins) -> Decisions:
     """Choose where copies and the unchanging operands of loops rest.
 
     Args:
       block: the grouped program.
       decisions: how its groups compute, and how its inputs and outputs are laid out; these stay.
       resharder: prices.
+      fixed: what must not change.
 
     Returns:
       The decisions, with other assignments of copies and of sums of partial results, and other layouts of
       what loops hold.
     """
-    settling = _Settling(block, decisions, resharder)
+    settling = _Settling(block, decisions, resharder, fixed)
     order = list(block.walk())
     for item in order:
         settling.pass_partial(item)
@@ -55,7 +57,8 @@ def unchanging(op: Op) -> tuple[int, int]:
 
 
 class _Settling:
-    def __init__(self, block: Block, decisions: Decisions, resharder: Resharder) -> None:
+    def __init__(self, block: Block, decisions: Decisions, resharder: Resharder, fixed: Pins) -> None:
+        self.fixed = fixed
         self.resharder, self._mesh = resharder, resharder.machine.mesh
         self.assignments = dict(decisions.assignments)
         self.layouts = dict(decisions.layouts)
@@ -81,7 +84,8 @@ class _Settling:
     def pass_partial(self, item: Group) -> None:
         """Let partial sums through a linear group that makes no more of them: they are added, then reduced once."""
         operands = [item.inputs[i] for i in item.rule.linear]
-        if item.is_copy or not operands or len({v.dtype for v in (*operands, *item.outputs)}) > 1:
+        given = item in self.fixed.groups or not self.fixed.held.isdisjoint(operands)
+        if given or item.is_copy or not operands or len({v.dtype for v in (*operands, *item.outputs)}) > 1:
             return
         if sum(math.prod(v.shape) for v in item.outputs) > sum(math.prod(v.shape) for v in operands):
             return
@@ -100,7 +104,7 @@ class _Settling:
                 for layout in self.wants[value]:
                     self._want(atom, layout)
         else:
-            if item.is_copy:
+            if item.is_copy and item not in self.fixed.groups:
                 self._copy(item)
             for i, value in enumerate(item.inputs):
                 self._want(value, item.input_layout(i, self.assignments[item]))
@@ -121,7 +125,8 @@ class _Settling:
             if inner is None:
                 self._want(atom, Layout(()))
                 continue
-            if i < held and isinstance(atom, Value) and self.wants[inner]:
+            free = i < held and inner not in self.fixed.values
+            if free and isinstance(atom, Value) and self.wants[inner]:
                 self._hoist(atom, inner, trips)
             layout = self.layouts[self.same.get(inner, inner)]
             self._want(atom, Layout(((),) * lead + layout.dims))

@@ -13,7 +13,7 @@ import dataclasses
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,13 +221,14 @@ class _Builder:
         pinned: Mapping[Value, Sequence[Layout]],
         pinned_outputs: Mapping[int, Sequence[Layout]],
         allowed: Mapping[Group, Sequence[Assignment]],
+        held: Collection[Value],
         state: Mapping[int, int],
         donated: Sequence[bool],
         loop_trips: int,
     ) -> None:
         self.block, self.resharder = block, resharder
         self.machine = resharder.machine
-        self.pinned, self.pinned_outputs, self.allowed = pinned, pinned_outputs, allowed
+        self.pinned, self.pinned_outputs, self.allowed, self.held = pinned, pinned_outputs, allowed, held
         self.state, self.donated, self.loop_trips = state, donated, loop_trips
         self.numbers = number_groups(block)
         self.nodes: list[_Node] = []
@@ -467,6 +468,9 @@ class _Builder:
                 [[find(edge.value.shape, edge.value.dtype, a, b).seconds for b in columns] for a in rows]
             )
             self._tables[key] = distinct[np.ix_(at, to)]
+        if edge.value in self.held:
+            moved = [[bool(a.unreduced) and b != Layout(a.dims) for b in edge.want] for a in edge.have]
+            return np.where(np.array(moved), math.inf, self._tables[key])
         return self._tables[key]
 
 
@@ -503,6 +507,7 @@ def build_model(
     pinned: Mapping[Value, Sequence[Layout]] | None = None,
     pinned_outputs: Mapping[int, Sequence[Layout]] | None = None,
     allowed: Mapping[Group, Sequence[Assignment]] | None = None,
+    held: Collection[Value] = (),
     state: Mapping[int, int] | None = None,
     donated: Sequence[bool] = (),
     loop_trips: int = 1,
@@ -515,6 +520,7 @@ def build_model(
       pinned: layouts that a value may take, where not all.
       pinned_outputs: the same for outputs, by position.
       allowed: assignments that a group may take, where not all.
+      held: values whose partial sums are reduced before they are split otherwise.
       state: output position -> input position that must have the same layout (training state).
       donated: which inputs may be overwritten.
       loop_trips: runs of a `while` loop.
@@ -525,6 +531,7 @@ def build_model(
         pinned or {},
         pinned_outputs or {},
         allowed or {},
+        held,
         state or {},
         donated or [False] * len(block.inputs),
         loop_trips,

@@ -10,8 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
-from autoshard.annotations import constraint_choices
-from autoshard.choices import assignments, layouts
+from autoshard.annotations import assignment_choices, pins
+from autoshard.choices import layouts
 from autoshard.errors import AutoshardError
 from autoshard.grouping import Group
 from autoshard.layout import Axes, Layout, mesh_size, replicated
@@ -93,7 +93,7 @@ class Study:
         for i, value in enumerate(block.inputs):
             kind = "parameter" if i in roles.parameters else "state" if i in roles.state else "data"
             pinned[value] = self._layouts(value, site_of_value(value, roles, kind), recipe)
-        given, _ = constraint_choices(block, mesh)
+        given = pins(source.traced, block, mesh, {}).groups
         allowed = {}
         readers: dict[Value, list[Group]] = defaultdict(list)
         for item in block.walk():
@@ -101,7 +101,7 @@ class Study:
                 readers[value].append(item)
         for item in block.walk():
             if item.kind not in (Kind.CONTROL, Kind.IDENTITY):
-                options = given.get(item) or assignments(item.rule, mesh)
+                options = assignment_choices(item.rule, given.get(item, {}), mesh)
                 site = site_of_group(item, roles, [r for v in item.outputs for r in readers[v]])
                 allowed[item] = keep(options, site, recipe)
         return build_model(

@@ -8,7 +8,7 @@ so that whatever is made from the Program recomputes what the user asked to reco
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -127,8 +127,10 @@ def _describe(names: Sequence[str], shapes: Sequence[jax.ShapeDtypeStruct]) -> s
     return "(" + ", ".join(shown[:6]) + more + ")"
 
 
-def _close(closed: ClosedJaxpr, in_names: Sequence[str], out_names: Sequence[str]) -> Program:
-    builder = _Builder()
+def _close(
+    closed: ClosedJaxpr, in_names: Sequence[str], out_names: Sequence[str], stack: str = ""
+) -> Program:
+    builder = _Builder(stack)
     env: dict[Any, Atom] = {}
     inputs = []
     for var, name in zip(closed.jaxpr.invars, in_names, strict=True):
@@ -151,9 +153,13 @@ def _read(env: Mapping[Any, Atom], atom: Any) -> Atom:
 
 
 class _Builder:
-    """Collects the ops of one body while the calls in it are inlined."""
+    """Collects the ops of one body while the calls in it are inlined.
 
-    def __init__(self) -> None:
+    `stack` are the names of the transformations and calls that the body stands in.
+    """
+
+    def __init__(self, stack: str) -> None:
+        self.stack = stack
         self.ops: list[Op] = []
         self.consts: list[tuple[Value, Any]] = []
         self._const_ids: dict[int, Value] = {}
@@ -170,6 +176,8 @@ class _Builder:
             name = eqn.primitive.name
             operands = tuple(_read(env, atom) for atom in eqn.invars)
             if name in _IDENTITIES or _stays_put(eqn):
+                if name == "name" and isinstance(operands[0], Value):
+                    operands[0].labels.append(eqn.params["name"])
                 for var, operand in zip(eqn.outvars, operands, strict=True):
                     env[var] = operand
             elif name in _CALLS and _CALLS[name] in eqn.params:
@@ -187,9 +195,14 @@ class _Builder:
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
             operands = self._barrier(operands, eqn.source_info)
         inner.update(zip(body.invars, operands, strict=True))
+        outside, self.stack = self.stack, self._stack(eqn)
         self.inline(body, inner)
+        self.stack = outside
         for var, atom in zip(eqn.outvars, body.outvars, strict=True):
             env[var] = _read(inner, atom)
+
+    def _stack(self, eqn: Any) -> str:
+        return f"{self.stack}/{eqn.source_info.name_stack}"
 
     def _barrier(self, operands: tuple[Atom, ...], source_info: Any) -> tuple[Atom, ...]:
         held = [a for a in dict.fromkeys(operands) if isinstance(a, Value)]
@@ -222,6 +235,7 @@ class _Builder:
                 outputs=outputs,
                 blocks=blocks,
                 source_info=eqn.source_info,
+                transposed="transpose(" in self._stack(eqn).rpartition("rematted_computation")[2],
             )
         )
 
@@ -231,29 +245,32 @@ class _Builder:
         """Turn the bodies of a control-flow op into blocks; what they close over becomes an operand."""
         params = dict(eqn.params)
         if eqn.primitive is jax_primitives.scan_p:
-            held, body = self._block(params.pop("jaxpr"))
+            held, body = self._block(eqn, params.pop("jaxpr"))
             params["num_consts"] += len(held)
             return params, held + operands, (body,)
         if eqn.primitive is jax_primitives.while_p:
-            cond_held, cond = self._block(params.pop("cond_jaxpr"))
-            body_held, body = self._block(params.pop("body_jaxpr"))
+            cond_held, cond = self._block(eqn, params.pop("cond_jaxpr"))
+            body_held, body = self._block(eqn, params.pop("body_jaxpr"))
             split = params["cond_nconsts"]
             params["cond_nconsts"] += len(cond_held)
             params["body_nconsts"] += len(body_held)
             return params, cond_held + operands[:split] + body_held + operands[split:], (cond, body)
         if eqn.primitive is jax_primitives.cond_p:
-            held, branches = self._branches(params.pop("branches"))
+            held, branches = self._branches(eqn, params.pop("branches"))
             return params, operands[:1] + held + operands[1:], branches
         return eqn.params, operands, ()
 
-    def _block(self, closed: ClosedJaxpr) -> tuple[tuple[Atom, ...], Program]:
-        body = _close(closed, [""] * len(closed.in_avals), [""] * len(closed.out_avals))
+    def _block(self, eqn: Any, closed: ClosedJaxpr) -> tuple[tuple[Atom, ...], Program]:
+        names = [""] * len(closed.in_avals), [""] * len(closed.out_avals)
+        body = _close(closed, *names, stack=self._stack(eqn))
         held = tuple(self.const(value.aval, array) for value, array in body.consts)
         inner = tuple(value for value, _ in body.consts)
         return held, Program(inputs=inner + body.inputs, consts=(), ops=body.ops, outputs=body.outputs)
 
-    def _branches(self, branches: Sequence[ClosedJaxpr]) -> tuple[tuple[Atom, ...], tuple[Program, ...]]:
-        blocks = [self._block(branch) for branch in branches]
+    def _branches(
+        self, eqn: Any, branches: Sequence[ClosedJaxpr]
+    ) -> tuple[tuple[Atom, ...], tuple[Program, ...]]:
+        blocks = [self._block(eqn, branch) for branch in branches]
         held = tuple(dict.fromkeys(value for values, _ in blocks for value in values))
         aligned = []
         for values, body in blocks:
@@ -331,20 +348,8 @@ def _trim(op: Op, out_live: list[bool]) -> Op:
         return _trim_cond(op, out_live)
     if op.name == "optimization_barrier" and not all(out_live):
         pairs = [(i, o) for i, o, keep in zip(op.inputs, op.outputs, out_live, strict=True) if keep]
-        return _replace(op, inputs=tuple(i for i, _ in pairs), outputs=tuple(o for _, o in pairs))
+        return replace(op, inputs=tuple(i for i, _ in pairs), outputs=tuple(o for _, o in pairs))
     return op
-
-
-def _replace(op: Op, **changes: Any) -> Op:
-    fields = {
-        "primitive": op.primitive,
-        "params": op.params,
-        "inputs": op.inputs,
-        "outputs": op.outputs,
-        "blocks": op.blocks,
-        "source_info": op.source_info,
-    }
-    return Op(**(fields | changes))
 
 
 def _select(items: Sequence[Any], keep: Sequence[bool]) -> tuple[Any, ...]:
@@ -372,9 +377,9 @@ def _trim_scan(op: Op, out_live: list[bool]) -> Op:
         carry_live = wider
     in_keep = read[:consts] + carry_live + read[consts + carries :]
     if all(in_keep) and all(carry_live) and all(ys_live):
-        return _replace(op, blocks=(body,))
+        return replace(op, blocks=(body,))
     params = dict(op.params) | {"num_consts": sum(read[:consts]), "num_carry": sum(carry_live)}
-    return _replace(
+    return replace(
         op,
         params=params,
         inputs=_select(op.inputs, in_keep),
@@ -395,7 +400,7 @@ def _trim_while(op: Op, out_live: list[bool]) -> Op:
         carry_live = wider
     cond_keep, body_keep = cond_read[:cond_consts], read[:body_consts]
     params = dict(op.params) | {"cond_nconsts": sum(cond_keep), "body_nconsts": sum(body_keep)}
-    return _replace(
+    return replace(
         op,
         params=params,
         inputs=_select(op.inputs, cond_keep + body_keep + carry_live),
@@ -410,7 +415,7 @@ def _trim_while(op: Op, out_live: list[bool]) -> Op:
 def _trim_cond(op: Op, out_live: list[bool]) -> Op:
     parts = [_live_part(block, out_live) for block in op.blocks]
     reads = [any(read[i] for _, read in parts) for i in range(len(op.inputs) - 1)]
-    return _replace(
+    return replace(
         op,
         inputs=(op.inputs[0],) + _select(op.inputs[1:], reads),
         outputs=_select(op.outputs, out_live),

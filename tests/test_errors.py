@@ -195,7 +195,7 @@ def test_a_constraint_in_the_function_names_its_line() -> None:
     with pytest.raises(SpecError) as caught:
         _suggest(_float(64, 64), function=constrained)
     text = str(caught.value)
-    assert "inside the function do not fit the mesh:\n  test_errors.py:" in text
+    assert "inside the function do not fit:\n  test_errors.py:" in text
     assert "(test_a_constraint_in_the_function_names_its_line.<locals>.constrained)" in text
     assert "the mesh has {'data': 4, 'model': 2}" in text
 
@@ -211,7 +211,10 @@ def test_an_unknown_path(path: str, near: str) -> None:
         head, offender, cure = str(caught.value).splitlines()
         assert head in ("annotations name no such array:", "specs name no such array:")
         assert offender.startswith(f"  {path!r}; near it: {near}")
-        assert cure == "Give the whole path of one array: [i]... in argument i, out... in the result."
+        assert cure == (
+            "Give the whole path of one array: [i]... in argument i, out... in the result; or name:... for a"
+            " checkpoint_name, or file.py:line[:primitive] for what is made there."
+        )
 
 
 @pytest.mark.parametrize("make", [_suggest, _evaluate])

@@ -1,5 +1,6 @@
 """Completion: annotations are kept, it reaches a fix-point, and the known cases come out as people do them."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,13 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import autoshard
-from autoshard.annotations import output_names
-from autoshard.layout import Layout, from_spec, to_spec
+from autoshard.annotations import Pins, output_names
+from autoshard.grouping import Block, Group
+from autoshard.layout import Axes, Layout, from_spec, to_spec
 from autoshard.partition.emitter import Decisions
-from autoshard.propagate import complete
+from autoshard.program import Value
+from autoshard.propagate import Flow, complete
+from autoshard.resting import settle
 from autoshard.session import Session
 from tests.helpers.programs import random_program
 from tests.helpers.running import MESHES, differences, random_decisions, run_spmd, session_of
@@ -65,6 +70,137 @@ def test_a_completed_program_computes_the_function(seed: int) -> None:
     session = session_of(made.fn, made.args, MESHES[seed % len(MESHES)])
     decisions, _ = complete(session, given_specs(session, rng))
     assert not differences(run_spmd(session, decisions, made.args), made.expected)
+
+
+# Properties -------------------------------------------------------------------------------------------
+
+
+class Watched(Flow):
+    """Completion that counts how often anything but a refinement or a given layout changes."""
+
+    undone = 0
+
+    def _push(self, layout: tuple[Axes, ...], value: Value) -> None:
+        before = list(self.dims.get(value, ()))
+        super()._push(layout, value)
+        self._count(before, self.dims[value])
+
+    def _through(self, item: Group, level: int) -> None:
+        before = dict(self.groups.get(item, {}))
+        super()._through(item, level)
+        self._count(list(before.values()), [self.groups[item].get(f, ()) for f in before])
+
+    def _count(self, before: list[Axes], after: list[Axes]) -> None:
+        self.undone += sum(new[: len(old)] != old for old, new in zip(before, after, strict=False))
+
+
+def some_pins(block: Block, mesh: Mapping[str, int], rng: np.random.Generator) -> Pins:
+    """Fix some dims of some values and outputs, and some factors of some groups."""
+    drawn = random_decisions(block, mesh, rng)
+
+    def part(layout: Layout) -> tuple[Axes | None, ...]:
+        return tuple(axes if rng.random() < 0.6 else None for axes in layout.dims)
+
+    found = Pins(outputs={j: part(x) for j, x in enumerate(drawn.outputs) if rng.random() < 0.3})
+    for value in (v for v in drawn.layouts if rng.random() < 0.3):
+        found.values[value] = part(drawn.layouts[value])
+    for item, assignment in drawn.assignments.items():
+        if rng.random() < 0.1:
+            factors = [f for f in item.rule.factors if rng.random() < 0.7]
+            found.groups[item] = {f: assignment.get(f, ()) for f in factors}
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_completion_refines_to_a_fix_point_and_changes_nothing_given(seed: int) -> None:
+    made, rng = random_program(seed + 700), np.random.default_rng(seed)
+    session = session_of(made.fn, made.args, MESHES[seed % len(MESHES)])
+    block, mesh = session.source.block, session.machine.mesh
+    fixed = some_pins(block, mesh, rng)
+    flow = Watched(block, session.resharder, fixed, session.source.state)
+    flow.run()
+    assert not flow.undone
+    reached = copy.deepcopy(([*flow.dims.values()], [*flow.groups.values()]))
+    flow.run()
+    assert ([*flow.dims.values()], [*flow.groups.values()]) == reached
+    decisions = settle(block, flow.decisions(), session.resharder, fixed)
+    given = [(x, decisions.layouts[v].dims) for v, x in fixed.values.items()]
+    given += [(x, decisions.outputs[j].dims) for j, x in fixed.outputs.items()]
+    for item, factors in fixed.groups.items():
+        given += [(tuple(factors.values()), tuple(decisions.assignments[item].get(f, ()) for f in factors))]
+    for wanted, found in given:
+        assert all(axes is None or axes == x for axes, x in zip(wanted, found, strict=True))
+    assert not differences(run_spmd(session, decisions, made.args), made.expected)
+
+
+# Priorities -------------------------------------------------------------------------------------------
+
+
+def test_what_passes_goes_before_what_computes() -> None:
+    """The add has its batch from z before the product offers it the weight's axis."""
+    plan = evaluated(
+        lambda x, w, z: x @ w + z, (f32(8, 512), f32(512, 64), f32(8, 64)), (None, P(None, "data"), P("data"))
+    )
+    assert plan.out_specs == P("data")
+
+
+def test_a_batch_dim_of_a_product_goes_first() -> None:
+    """Both operands claim the axis; the smaller one for a dim that all three arrays have."""
+    plan = evaluated(
+        lambda x, w: jnp.einsum("bij,bjk->bik", x, w),
+        (f32(8, 16, 16), f32(8, 16, 512)),
+        (P("data"), P(None, None, "data")),
+    )
+    assert plan.out_specs == P("data")
+
+
+def test_what_is_done_with_a_product_counts_beside_its_operands() -> None:
+    """The larger operand alone would win; moving the result to where it is read would cost more."""
+
+    def fn(x: Any, w: Any, labels: Any) -> Any:
+        return jnp.square(x @ w - labels).sum(-1)
+
+    shapes = f32(2048, 256), f32(256, 4096), f32(2048, 4096)
+    plan = evaluated(fn, shapes, (P("data"), P(None, "data"), P("data")))
+    assert plan.out_specs == P("data")
+    assert [(c.kind, c.shape) for c in plan.estimate.collectives] == [("all_gather", (256, 4096))]
+    plan = evaluated(lambda x, w: x @ w, shapes[:2], (P("data"), P(None, "data")))
+    assert plan.out_specs == P(None, "data")
+
+
+def test_broadcasts_go_last_and_backwards_before_forwards() -> None:
+    def fn(bias: Any, x: Any) -> Any:
+        return jnp.tanh(x @ jnp.ones((64, 512))) + bias
+
+    shapes = f32(512), f32(16, 64)
+    assert evaluated(fn, shapes, (P("data"), P("data"))).out_specs == P("data")
+    assert evaluated(fn, shapes, (P("data"), None)).out_specs == P(None, "data")
+    plan = autoshard.evaluate(fn, *shapes, topology="v3", mesh=MESH, out_specs=P(None, "model"))
+    assert plan.in_specs[0] == P("model")
+
+
+def test_compatible_shardings_merge_to_a_finer_one() -> None:
+    plan = evaluated(lambda x, y: x + y, (f32(16, 32), f32(16, 32)), (P("data"), P(None, "model")))
+    assert plan.out_specs == P("data", "model")
+
+
+@pytest.mark.parametrize("kind", ["scan", "while", "cond"])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_bodies_of_loops_and_branches_are_passed_both_ways(kind: str, backwards: bool) -> None:
+    def fn(x: Any, n: Any) -> Any:
+        if kind == "scan":
+            return lax.scan(lambda c, _: (jnp.tanh(c), None), x, length=3)[0]
+        if kind == "while":
+            return lax.while_loop(lambda c: c[1] < 3, lambda c: (jnp.tanh(c[0]), c[1] + 1), (x, n))[0]
+        return lax.cond(n > 0, jnp.tanh, lambda x: x * 2, x)
+
+    shapes = f32(16, 32), jax.ShapeDtypeStruct((), jnp.int32)
+    spec = P("data", "model")
+    if backwards:
+        plan = autoshard.evaluate(fn, *shapes, topology="v3", mesh=MESH, out_specs=spec)
+    else:
+        plan = evaluated(fn, shapes, (spec, None))
+    assert (plan.in_specs[0], plan.out_specs) == (spec, spec) and not collectives(plan)
 
 
 def collectives(plan: autoshard.Plan) -> list[tuple[str, tuple[str, ...]]]:
