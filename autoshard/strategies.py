@@ -463,10 +463,7 @@ class _Builder:
             columns: dict[Layout, int] = {}
             at = [rows.setdefault(x, len(rows)) for x in edge.have]
             to = [columns.setdefault(x, len(columns)) for x in edge.want]
-            find = self.resharder.find
-            distinct = np.array(
-                [[find(edge.value.shape, edge.value.dtype, a, b).seconds for b in columns] for a in rows]
-            )
+            distinct = self.resharder.table(edge.value.shape, edge.value.dtype, list(rows), list(columns))
             self._tables[key] = distinct[np.ix_(at, to)]
         if edge.value in self.held:
             moved = [[bool(a.unreduced) and b != Layout(a.dims) for b in edge.want] for a in edge.have]
@@ -553,8 +550,8 @@ def _assemble(builder: _Builder, class_of: list[int]) -> Model:
     tables: dict[tuple[int, int], np.ndarray] = {}
     for edge in builder.edges:
         i, j = class_of[edge.source], class_of[edge.target]
-        table = edge.weight * builder.edge_table(edge)
-        table[np.isnan(table)] = math.inf
+        table = builder.edge_table(edge)  # what cannot be done stays so where it counts for nothing
+        table = np.multiply(table, edge.weight, where=np.isfinite(table), out=table.copy())
         if i == j:
             costs[i] = costs[i] + np.diagonal(table)
             continue

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from cost_models.placement import LINE, Placement
 
@@ -148,7 +148,8 @@ class PermutationLoad:
     moved: int
 
 
-def permutation_load(placement: Placement, pairs: Iterable[tuple[int, int]]) -> PermutationLoad:
+@functools.lru_cache(maxsize=16384)
+def permutation_load(placement: Placement, pairs: tuple[tuple[int, int], ...]) -> PermutationLoad:
     """Route messages in dimension order, the shorter way round a ring, and count them on every link.
 
     Args:
@@ -160,7 +161,7 @@ def permutation_load(placement: Placement, pairs: Iterable[tuple[int, int]]) -> 
 
     >>> from cost_models import Topology, place
     >>> row = place(Topology.parse("v5e:4x1"), {"x": 4})
-    >>> permutation_load(row, [(0, 3), (1, 2)]).link_messages
+    >>> permutation_load(row, ((0, 3), (1, 2))).link_messages
     2
 
     """
@@ -213,7 +214,7 @@ def shift_load(placement: Placement, axes: tuple[str, ...], shift: int, cyclic: 
 
     """
     _check_axes(placement, axes)
-    return permutation_load(placement, _shift_pairs(placement.mesh, axes, shift, cyclic))
+    return permutation_load(placement, tuple(_shift_pairs(placement.mesh, axes, shift, cyclic)))
 
 
 def _shift_pairs(

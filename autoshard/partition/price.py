@@ -111,12 +111,19 @@ class Machine:
         key = (tuple(shape), dtype, axes, tuple(pairs))
         if key not in self._permutes:
             size = math.prod(shape) * itemsize(dtype)
-            found = cm.permutation_seconds(size, self._global_pairs(axes, key[3]), self.placement)
+            route = axes, key[3]
+            if route not in self._routes:
+                self._routes[route] = tuple(self._global_pairs(*route))
+            found = cm.permutation_seconds(size, self._routes[route], self.placement)
             self._permutes[key] = self._wire(found, shape, shape, dtype)
         return self._permutes[key]
 
     @cached_property
     def _permutes(self) -> dict[Any, Cost]:
+        return {}
+
+    @cached_property
+    def _routes(self) -> dict[Any, tuple[tuple[int, int], ...]]:
         return {}
 
     def _global_pairs(self, axes: Axes, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

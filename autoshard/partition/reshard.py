@@ -56,22 +56,35 @@ class _Paths:
     """Shortest paths between all layouts of one shape."""
 
     graph: _Graph
-    seconds: np.ndarray
+    seconds: np.ndarray  # from every layout (row) to every other
     previous: np.ndarray
     edge: dict[tuple[int, int], int]
 
     def find(self, source: int, target: int) -> Reshard:
+        if not np.isfinite(self.seconds[source, target]):
+            return IMPOSSIBLE
         steps: list[Step] = []
-        total = 0.0
-        while target != source:
-            before = int(self.previous[source, target])
-            if before < 0:
-                return IMPOSSIBLE
-            at = self.edge[before, target]
-            steps.append(self.graph.steps[at])
-            total += float(self.seconds[at])
-            target = before
-        return Reshard(tuple(reversed(steps)), total)
+        at = target
+        while at != source:
+            before = int(self.previous[source, at])
+            steps.append(self.graph.steps[self.edge[before, at]])
+            at = before
+        return Reshard(tuple(reversed(steps)), float(self.seconds[source, target]))
+
+
+def _seconds(previous: np.ndarray, prices: np.ndarray) -> np.ndarray:
+    """Add up the prices along all shortest paths."""
+    sources, targets = np.indices(previous.shape)
+    total = np.where(previous >= 0, 0.0, math.inf)
+    np.fill_diagonal(total, 0.0)
+    at = targets
+    while True:
+        before = previous[sources, at]
+        moving = before >= 0
+        if not moving.any():
+            return total
+        total[moving] += prices[before[moving], at[moving]]
+        at = np.where(moving, before, at)
 
 
 class Resharder:
@@ -94,6 +107,30 @@ class Resharder:
             self._found[key] = self._search(shape, dtype, self._normal(source), self._normal(target))
         return self._found[key]
 
+    def table(
+        self, shape: tuple[int, ...], dtype: Any, sources: Sequence[Layout], targets: Sequence[Layout]
+    ) -> np.ndarray:
+        """Return the seconds from every source (row) to every target, as `find` gives them."""
+        result = np.empty((len(sources), len(targets)))
+        if not all(self._splits_well(shape, layout) for layout in (*sources, *targets)):
+            for i, a in enumerate(sources):
+                result[i] = [self.find(shape, dtype, a, b).seconds for b in targets]
+            return result
+        wanted = [self._normal(b) for b in targets]
+        for i, a in enumerate(sources):
+            source = self._normal(a)
+            paths = self._shortest(shape, dtype, source.monoid if source.unreduced else "", False)
+            index = paths.graph.index
+            at = [index.get(b, -1) for b in wanted]
+            row = paths.seconds[index[source], at]
+            result[i] = np.where(np.array(at) < 0, math.inf, row)
+        return result
+
+    def _splits_well(self, shape: tuple[int, ...], layout: Layout) -> bool:
+        return all(
+            splits(n, mesh_size(axes, self.machine.mesh)) for n, axes in zip(shape, layout.dims, strict=True)
+        )
+
     def _normal(self, layout: Layout) -> Layout:
         unreduced = tuple(a for a in self._axes if a in layout.unreduced)
         dims = tuple(tuple(a for a in axes if a in self._axes) for axes in layout.dims)
@@ -105,12 +142,7 @@ class Resharder:
             return IMPOSSIBLE
         if target.unreduced and target.monoid != monoid:
             return IMPOSSIBLE
-        mesh = self.machine.mesh
-        wasteful = not all(
-            splits(n, mesh_size(axes, mesh))
-            for layout in (source, target)
-            for n, axes in zip(shape, layout.dims, strict=True)
-        )
+        wasteful = not (self._splits_well(shape, source) and self._splits_well(shape, target))
         paths = self._shortest(shape, dtype, monoid, wasteful)
         index = paths.graph.index
         return paths.find(index[source], index[target])
@@ -131,7 +163,11 @@ class Resharder:
                 (prices[kept] + _STEP_SECONDS, (graph.rows[kept], graph.columns[kept])), shape=(size, size)
             )
             _, previous = dijkstra(matrix, return_predecessors=True)
-            self._paths[key] = _Paths(graph=graph, seconds=prices, previous=previous, edge=edge)
+            dense = np.zeros((size, size))
+            dense[graph.rows[kept], graph.columns[kept]] = prices[kept]
+            self._paths[key] = _Paths(
+                graph=graph, seconds=_seconds(previous, dense), previous=previous, edge=edge
+            )
         return self._paths[key]
 
     def _graph(self, shape: tuple[int, ...], monoid: str, wasteful: bool) -> _Graph:
