@@ -50,6 +50,10 @@ format: $(STAMP)  ## Rewrite the sources in the house style.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+.PHONY: coverage
+coverage: $(STAMP)  ## Print which rule or treatment each primitive has; write docs/coverage.md.
+	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(BIN)/python -m tests.helpers.coverage
+
 .PHONY: demo
 demo: $(STAMP)  ## Plan a model and print the plan.
 	$(BIN)/python -m autoshard.demo

@@ -22,6 +22,8 @@ from autoshard.partition.reshard import Resharder
 from autoshard.plan import Coverage, Leaf, Plan
 from autoshard.program import Value
 from autoshard.rules import Kind, family
+from autoshard.rules.host import ONCE
+from autoshard.rules.opaque import UNSPLIT
 from autoshard.strategies import group_signature
 from autoshard.trace import Traced, trace
 
@@ -161,14 +163,20 @@ class Source:
 
         return roots_of_products(self.block)
 
+    @property
+    def remarks(self) -> list[str]:
+        """What ops do that run once, not once per device."""
+        ops = [op for op in self.traced.program.walk() if family(op).name in ONCE]
+        return list(dict.fromkeys(f"{op.name} {family(op).about}" for op in ops))
+
     def coverage(self, found: Estimate) -> Coverage:
         """Return which ops have rules, and their share of the flops of an estimate."""
         missing: dict[str, int] = {}
         for op in self.traced.program.walk():
-            if family(op).name == "opaque":
+            if family(op).name in UNSPLIT:
                 missing[op.name] = missing.get(op.name, 0) + 1
         numbers = number_groups(self.block)
-        opaque = {n for item, n in numbers.items() if any(family(op).name == "opaque" for op in item.ops)}
+        opaque = {n for item, n in numbers.items() if any(family(op).name in UNSPLIT for op in item.ops)}
         without = sum(e.cost.flops * e.count for e in found.entries if e.group in opaque)
         share = 1.0 - without / found.flops if found.flops else 1.0
         return Coverage(ops=self.traced.program.size, without_rule=missing, flops_share=share)
@@ -221,7 +229,7 @@ class Session:
         """Make a Plan of decisions."""
         source, traced, machine = self.source, self.source.traced, self.machine
         found = fields.pop("estimate", None) or self.estimate(decisions)
-        notes = [*self.notes, *fields.pop("notes", ()), *found.notes]
+        notes = [*self.notes, *fields.pop("notes", ()), *found.notes, *source.remarks]
         timings = {**source.timings, **fields.pop("timings", {})}
         limit = fields.pop("memory_limit_bytes", None) or machine.usable_bytes
         coverage = source.coverage(found)

@@ -13,31 +13,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 from jax.extend.core import primitives as jax_primitives
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from autoshard.calls import body_of
 from autoshard.errors import TraceError
 from autoshard.program import Atom, Op, Program, Value, aval_of
+from autoshard.references import gathered
 
-__all__ = ["Traced", "trace"]
+__all__ = ["IDENTITIES", "Traced", "trace"]
 
-# Calls whose body is the whole meaning of the op, and the parameter that holds it.
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_lin": "call_jaxpr",
-}
 # Ops that return their operand: they matter to differentiation or naming only.
-_IDENTITIES = frozenset({"copy", "name", "stop_gradient", "pvary", "copy_p", "optimization_barrier_p"})
+IDENTITIES = frozenset({"copy", "name", "stop_gradient", "pvary"})
 # Arithmetic that is folded when all of it is literal.
 _SCALAR_OPS = frozenset({"add", "convert_element_type", "div", "integer_pow", "mul", "neg", "sqrt", "sub"})
 _BARRIER = jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0]
@@ -172,21 +160,21 @@ class _Builder:
         return self._const_ids[id(array)]
 
     def inline(self, jaxpr: Any, env: dict[Any, Atom]) -> None:
-        for eqn in jaxpr.eqns:
-            name = eqn.primitive.name
+        for eqn in gathered(jaxpr):
             operands = tuple(_read(env, atom) for atom in eqn.invars)
-            if name in _IDENTITIES or _stays_put(eqn):
-                if name == "name" and isinstance(operands[0], Value):
+            if eqn.primitive.name in IDENTITIES or _stays_put(eqn):
+                if eqn.primitive.name == "name" and isinstance(operands[0], Value):
                     operands[0].labels.append(eqn.params["name"])
                 for var, operand in zip(eqn.outvars, operands, strict=True):
                     env[var] = operand
-            elif name in _CALLS and _CALLS[name] in eqn.params:
-                self._inline_call(eqn, operands, env)
-            else:
+                continue
+            body = body_of(eqn)
+            if body is None:
                 self._append(eqn, operands, env)
+            else:
+                self._inline_call(eqn, body, operands, env)
 
-    def _inline_call(self, eqn: Any, operands: tuple[Atom, ...], env: dict[Any, Atom]) -> None:
-        body = eqn.params[_CALLS[eqn.primitive.name]]
+    def _inline_call(self, eqn: Any, body: Any, operands: tuple[Atom, ...], env: dict[Any, Atom]) -> None:
         inner: dict[Any, Atom] = {}
         if isinstance(body, ClosedJaxpr):
             for var, const in zip(body.jaxpr.constvars, body.consts, strict=True):
@@ -315,8 +303,7 @@ def _live_part(program: Program, wanted: Sequence[bool]) -> tuple[Program, list[
     kept: list[Op] = []
     for op in reversed(program.ops):
         out_live = [v in live for v in op.outputs]
-        effects = getattr(op.primitive, "name", "") in _EFFECTFUL or bool(_effects(op))
-        if not any(out_live) and not effects:
+        if not any(out_live) and not _has_effect(op):
             continue
         trimmed = _trim(op, out_live)
         kept.append(trimmed)
@@ -332,11 +319,24 @@ def _live_part(program: Program, wanted: Sequence[bool]) -> tuple[Program, list[
     return body, [v in live for v in program.inputs]
 
 
-_EFFECTFUL = frozenset({"io_callback", "debug_callback", "debug_print", "check"})
+_EFFECTFUL = frozenset({"io_callback", "debug_callback", "debug_print", "check", "dce_sink"})
 
 
-def _effects(op: Op) -> bool:
-    return any(name in _EFFECTFUL for block in op.blocks for name in (inner.name for inner in block.walk()))
+def _has_effect(op: Op) -> bool:
+    """Tell whether an op, or one inside it, does something besides making its results."""
+    if op.name in _EFFECTFUL or op.params.get("has_side_effect"):
+        return True
+    inside = any(_has_effect(inner) for block in op.blocks for inner in block.walk())
+    return inside or any(map(_holds_effect, jaxprs_in_params(dict(op.params))))
+
+
+def _holds_effect(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive.name in _EFFECTFUL
+        or bool(eqn.params.get("has_side_effect"))
+        or any(map(_holds_effect, jaxprs_in_params(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _trim(op: Op, out_live: list[bool]) -> Op:

@@ -16,12 +16,13 @@ from autoshard.rules.registry import Family, Kind, LocalView, bind, names, regis
 from autoshard.rules.rule import ShardingRule
 
 UNARY = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e bitcast cbrt ceil clz conj
-convert_element_type cos cosh digamma erf erf_inv erfc exp exp2 expm1 floor imag integer_pow is_finite lgamma
-log log1p logistic neg not population_count real reciprocal reduce_precision round rsqrt sign sin sinh sqrt
-square tan tanh""".split()
+convert_element_type cos cosh digamma erf erf_inv erfc exp exp2 expm1 floor imag integer_pow is_finite
+layout_constraint lgamma log log1p logistic neg not population_count real reciprocal reduce_precision round
+rsqrt sign sin sinh sqrt square tan tanh""".split()
 NARY = """add add_any and atan2 clamp complex div eq eq_to ge gt igamma igamma_grad_a igammac le le_to lt lt_to
-max min mul mulhi ne nextafter or polygamma pow random_gamma_grad regularized_incomplete_beta rem select_n
-shift_left shift_right_arithmetic shift_right_logical sub xor zeta""".split()
+max min mul mulhi ne nextafter or philox2x32 philox4x32 polygamma pow random_gamma_grad
+regularized_incomplete_beta rem select_n shift_left shift_right_arithmetic shift_right_logical sub
+threefry2x32 threefry4x32 xor zeta""".split()
 
 # Partial sums pass through these: by operand position, all of them together or the one alone.
 _LINEAR = {
@@ -171,6 +172,16 @@ register(
         emit_special=_emit_split_iota,
     ),
     ["iota"],
+)
+register(
+    Family(
+        name="empty",
+        kind=Kind.ELEMENTWISE,
+        rule=_iota_rule,
+        params=lambda op, view: {"shape": view.out_shape(op), "out_sharding": None},
+        about="a device allocates its part",
+    ),
+    ["empty"],
 )
 register(Family(name="transpose", kind=Kind.ELEMENTWISE, rule=_transpose_rule), ["transpose"])
 register(Family(name="squeeze", kind=Kind.ELEMENTWISE, rule=_squeeze_rule), ["squeeze"])

@@ -58,8 +58,8 @@ def boundary_assignment(op: Op, mesh: MeshShape) -> Assignment:
     return assignment
 
 
-def _run(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
-    """Evaluate a manual body with varying-axis checks off, as the program around it is."""
+def evaluate(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+    """Bind the equations of a body one by one, with varying-axis checks off, as in the program around it."""
     env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
 
     def read(atom: Any) -> Any:
@@ -70,7 +70,7 @@ def _run(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
         name = eqn.primitive.name
         if name in ("jit", "pjit", "closed_call"):
             inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
-            results = _run(inner.jaxpr, arrays) if not inner.consts else jaxpr_as_fun(inner)(*arrays)
+            results = evaluate(inner.jaxpr, arrays) if not inner.consts else jaxpr_as_fun(inner)(*arrays)
         elif name in ("pvary", "pcast", "pbroadcast"):
             results = arrays
         elif name == "psum_invariant":
@@ -90,7 +90,7 @@ def _run(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
 
 def _emit(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
     def body(*arrays: Any) -> list[Any]:
-        return _run(op.params["jaxpr"], arrays)
+        return evaluate(op.params["jaxpr"], arrays)
 
     if view.devices is None:
         return list(body(*operands))
@@ -111,6 +111,7 @@ register(
         rule=_rule,
         special=lambda op, view: True,
         emit_special=_emit,
+        about="operands and results take the layouts that it names; its body runs as it stands",
     ),
     ["shard_map"],
 )

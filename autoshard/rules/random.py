@@ -187,6 +187,7 @@ register(
         rule=_shaped_rule,
         special=_shape_is_split,
         emit_special=lambda op, operands, view: _positions(op, view),
+        about="a device counts from its own positions",
     ),
     ["iota_2x32_shape"],
 )

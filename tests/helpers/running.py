@@ -77,7 +77,8 @@ def differences(found: Sequence[Any], expected: Sequence[Any], rtol: float = 1e-
             if not np.array_equal(x, y):
                 wrong.append(f"{i}: {np.count_nonzero(x != y)} of {x.size} {x.dtype} differ")
             continue
-        x, y = x.astype(np.float64), y.astype(np.float64)
+        wide = np.complex128 if x.dtype.kind == "c" else np.float64
+        x, y = x.astype(wide), y.astype(wide)
         if not np.array_equal(np.isnan(x), np.isnan(y)):
             wrong.append(f"{i}: NaN at other places")
             continue

@@ -1,0 +1,208 @@
+"""Ops that are not split by a rule: inlined, run once, left to the platform, or run whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+import autoshard
+from autoshard.errors import TraceError
+from autoshard.trace import trace
+from tests.helpers.running import differences
+
+X = jnp.arange(8.0)
+LIKE = jax.ShapeDtypeStruct(X.shape, X.dtype)
+
+
+def _names(fn, *args):
+    return [op.name for op in trace(fn, args).program.walk()]
+
+
+def _primitive(name, implementation):
+    """Define a primitive as packages do: one function is its implementation and its lowering."""
+    made = Primitive(name)
+    made.def_impl(implementation)
+    made.def_abstract_eval(lambda x, **params: x)
+    mlir.register_lowering(made, mlir.lower_fun(implementation, multiple_results=False))
+    return made
+
+
+def _on_eight(fn, *args):
+    plan = autoshard.suggest(fn, *args, topology="v3", mesh={"a": 8})
+    for apply in (plan.spmd, plan.jit):
+        assert not differences(jax.tree.leaves(apply(fn)(*args)), jax.tree.leaves(fn(*args)), rtol=1e-4)
+    return plan
+
+
+# Inlined by implementation ---------------------------------------------------------------------------
+
+
+def test_a_primitive_written_in_jax_is_its_implementation() -> None:
+    centred = _primitive("centred", lambda x, *, by: by * (x - x.mean()))
+    fn = lambda x: centred.bind(jnp.sin(x), by=2.0)  # noqa: E731
+    assert "centred" not in _names(fn, X) and "reduce_sum" in _names(fn, X)
+    assert _on_eight(fn, X).coverage.complete
+
+
+def test_an_implementation_that_wants_real_arrays_stays_an_op() -> None:
+    hosted = _primitive("hosted", lambda x: jnp.asarray(np.sort(np.asarray(x))))
+    plan = autoshard.suggest(lambda x: hosted.bind(x) + 1, X, topology="v3", mesh={"a": 8})
+    assert dict(plan.coverage.without_rule) == {"hosted": 1}
+
+
+def test_an_implementation_that_binds_itself_stays_an_op() -> None:
+    again = Primitive("again")
+    again.def_impl(lambda x: jax.jit(again.bind)(x))
+    again.def_abstract_eval(lambda x: x)
+    assert _names(lambda x: again.bind(x) + 1, X) == ["again", "add"]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: jnp.linalg.solve(jnp.eye(8) * 9 + jnp.outer(x, x), x),
+        lambda x: jax.scipy.sparse.linalg.cg(lambda y: (2 + x) * y, x)[0],
+        lambda x: lax.composite(lambda y: jnp.sin(y) * 2, name="our.own")(x),
+        lambda x: jax.custom_derivatives.linear_call(lambda r, y: r * y, lambda r, y: r * y, 2.0, x),
+    ],
+    ids=["custom_linear_solve", "cg", "composite", "linear_call"],
+)
+def test_calls_of_jax_are_inlined(fn) -> None:
+    assert _on_eight(fn, X).coverage.complete
+
+
+# Run once -------------------------------------------------------------------------------------------
+
+
+def test_a_callback_runs_once_with_whole_arrays() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def host(x):
+        seen.append(x.shape)
+        return np.square(x)
+
+    for fn in (
+        lambda x: jax.pure_callback(host, LIKE, 2 * x) + 1,
+        lambda x: io_callback(host, LIKE, 2 * x) + 1,
+        lambda x: io_callback(host, LIKE, 2 * x, ordered=True) + 1,
+    ):
+        plan = autoshard.suggest(fn, X, topology="v3", mesh={"a": 8})
+        assert any("runs once, on the first device" in note for note in plan.notes)
+        for apply in (plan.spmd, plan.jit):
+            seen.clear()
+            found = apply(fn)(X)
+            jax.effects_barrier()
+            assert seen == [(8,)]
+            np.testing.assert_array_equal(found, np.square(2 * X) + 1)
+
+
+def test_what_is_printed_in_order_is_printed_once_in_order(capsys) -> None:
+    def fn(x):
+        for i in range(3):
+            jax.debug.print("line {} of {}", i, x.sum(), ordered=True)
+        jax.debug.callback(lambda s: print("last", s), x.max(), ordered=True)
+        return 2 * x
+
+    plan = autoshard.suggest(fn, X, topology="v3", mesh={"a": 8})
+    for apply in (plan.spmd, plan.jit):
+        jax.block_until_ready(apply(fn)(X))
+        jax.effects_barrier()
+        assert capsys.readouterr().out.split("\n") == [
+            *(f"line {i} of 28.0" for i in range(3)),
+            "last 7.0",
+            "",
+        ]
+
+
+def test_hidden_state_gives_all_devices_the_same_numbers() -> None:
+    fn = lambda: lax.rng_uniform(0.0, 1.0, (64,))  # noqa: E731
+    plan = autoshard.suggest(fn, topology="v3", mesh={"a": 8})
+    parts = [np.asarray(s.data) for s in plan.spmd(fn)().addressable_shards]
+    if len({p.shape for p in parts}) == 1 and parts[0].shape == (64,):
+        assert all((p == parts[0]).all() for p in parts)
+    whole = np.asarray(plan.spmd(fn)())
+    assert ((whole >= 0) & (whole < 1)).all() and len(set(whole.tolist())) > 32
+
+
+# The platform --------------------------------------------------------------------------------------------
+
+
+def test_the_branch_for_tpus_is_counted_and_the_one_of_the_platform_runs() -> None:
+    w = jnp.ones((512, 512))
+    heavy = lambda x: jnp.tanh(x @ x @ x @ x)  # noqa: E731
+
+    def fn(x):
+        return lax.platform_dependent(x, cpu=heavy, tpu=lambda x: 2 * x, default=heavy)
+
+    def seconds(f):
+        return autoshard.suggest(f, w, topology="v3", mesh={"a": 8}).step_seconds
+
+    plan = autoshard.suggest(fn, w, topology="v3", mesh={"a": 8})
+    assert plan.step_seconds < seconds(heavy) / 2
+    assert plan.estimate.flops <= 2 * w.size
+    for apply in (plan.spmd, plan.jit):
+        np.testing.assert_allclose(apply(fn)(w), heavy(w), rtol=1e-5)
+
+
+def test_a_branch_for_another_platform_is_not_lowered() -> None:
+    def fn(x):
+        alien = lambda x: jax.ffi.ffi_call("no_such_target", LIKE)(x)  # noqa: E731
+        return lax.platform_dependent(x, cpu=jnp.sin, cuda=alien)
+
+    plan = autoshard.suggest(fn, X, topology="v3", mesh={"a": 8})
+    np.testing.assert_allclose(plan.spmd(fn)(X), jnp.sin(X), rtol=1e-6)
+
+
+# References ------------------------------------------------------------------------------------------
+
+
+def test_only_what_must_stay_between_references_does() -> None:
+    def fn(x):
+        total = jax.new_ref(x)
+        total[0] = 1.0
+        waves = jnp.cos(x)
+        peak = 3 * total[1]
+        total[2] = peak
+        return total[...] + waves, jnp.sin(peak)
+
+    assert sorted(_names(fn, X)) == sorted(["cos", "references", "add", "sin"])
+    assert dict(_on_eight(fn, X).coverage.without_rule) == {"references": 1}
+
+
+def test_a_reference_inside_a_loop_body() -> None:
+    def body(c, _):
+        total = jax.new_ref(c)
+        total[0] += 1
+        return total[...], total[1]
+
+    _on_eight(lambda x: lax.scan(body, x, None, length=3), X)
+
+
+def test_a_reference_from_outside_is_refused() -> None:
+    outside = jax.new_ref(X)
+
+    def fn(x):
+        outside[0] = 1.0
+        return outside[...] + x
+
+    with pytest.raises(TraceError, match="mutable reference that it does not make itself"):
+        trace(fn, (X,))
+
+
+# Effects -----------------------------------------------------------------------------------------------
+
+
+def test_what_has_an_effect_is_not_dead() -> None:
+    call = jax.ffi.ffi_call("no_such_target", LIKE, has_side_effect=True)
+
+    def fn(x):
+        call(x)
+        jax.debug.print("{}", x)
+        lax.rng_uniform(0.0, 1.0, (8,))
+        return x + 1
+
+    assert _names(fn, X) == ["ffi_call", "debug_print", "add"]
