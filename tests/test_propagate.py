@@ -1,7 +1,7 @@
 """Completion: annotations are kept, it reaches a fix-point, and the known cases come out as people do them."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 import autoshard
 from autoshard.annotations import Pins, output_names
 from autoshard.grouping import Block, Group
-from autoshard.layout import Axes, Layout, from_spec, to_spec
+from autoshard.layout import Axes, Layout, from_spec, mesh_size, to_spec
 from autoshard.partition.emitter import Decisions
-from autoshard.program import Value
+from autoshard.program import Value, shape_of
 from autoshard.propagate import Flow, complete
 from autoshard.resting import settle
 from autoshard.session import Session
@@ -98,16 +98,21 @@ def some_pins(block: Block, mesh: Mapping[str, int], rng: np.random.Generator) -
     """Fix some dims of some values and outputs, and some factors of some groups."""
     drawn = random_decisions(block, mesh, rng)
 
-    def part(layout: Layout) -> tuple[Axes | None, ...]:
-        return tuple(axes if rng.random() < 0.6 else None for axes in layout.dims)
+    def part(sizes: Sequence[int], splits: Sequence[Axes]) -> list[Axes | None]:
+        even = (n % mesh_size(axes, mesh) == 0 for n, axes in zip(sizes, splits, strict=True))
+        return [axes if e and rng.random() < 0.6 else None for e, axes in zip(even, splits, strict=True)]
 
-    found = Pins(outputs={j: part(x) for j, x in enumerate(drawn.outputs) if rng.random() < 0.3})
+    found = Pins()
+    for j, (atom, layout) in enumerate(zip(block.outputs, drawn.outputs, strict=True)):
+        if rng.random() < 0.3:
+            found.outputs[j] = tuple(part(shape_of(atom), layout.dims))
     for value in (v for v in drawn.layouts if rng.random() < 0.3):
-        found.values[value] = part(drawn.layouts[value])
+        found.values[value] = tuple(part(value.shape, drawn.layouts[value].dims))
     for item, assignment in drawn.assignments.items():
         if rng.random() < 0.1:
-            factors = [f for f in item.rule.factors if rng.random() < 0.7]
-            found.groups[item] = {f: assignment.get(f, ()) for f in factors}
+            factors = item.rule.factors
+            axes = part([item.rule.sizes[f] for f in factors], [assignment.get(f, ()) for f in factors])
+            found.groups[item] = {f: x for f, x in zip(factors, axes, strict=True) if x is not None}
     return found
 
 
