@@ -92,6 +92,7 @@ def test_a_callback_runs_once_with_whole_arrays() -> None:
     ):
         plan = autoshard.suggest(fn, X, topology="v3", mesh={"a": 8})
         assert any("runs once, on the first device" in note for note in plan.notes)
+        assert not any("equally likely" in note for note in plan.notes)
         for apply in (plan.spmd, plan.jit):
             seen.clear()
             found = apply(fn)(X)

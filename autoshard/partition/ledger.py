@@ -17,6 +17,7 @@ from autoshard.partition.nested import bodies
 from autoshard.partition.price import COLLECTIVES, FREE, Cost, Machine
 from autoshard.partition.steps import SLICES
 from autoshard.program import Equation, itemsize
+from autoshard.rules.host import SCOPE
 
 __all__ = ["Collective", "Entry", "Ledger", "calls", "kernels_of"]
 
@@ -146,7 +147,10 @@ class Ledger:
         self.body(eqn.params["cond_jaxpr"].jaxpr, count * self.loop_trips)
         self.body(eqn.params["body_jaxpr"].jaxpr, count * self.loop_trips)
 
-    def _cond(self, eqn: Equation, count: float) -> None:
+    def _cond(self, eqn: Any, count: float) -> None:
+        if SCOPE in str(eqn.source_info.name_stack).split("/"):
+            self.body(eqn.params["branches"][1].jaxpr, count)
+            return
         if not eqn.params.get("branches_platforms"):
             self.notes.append("the branches of a cond are counted as equally likely")
         for body, share in bodies(eqn):

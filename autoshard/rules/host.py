@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import io_callback
@@ -17,6 +18,7 @@ from autoshard.program import Op
 from autoshard.rules.opaque import opaque_rule
 from autoshard.rules.registry import Family, Kind, LocalView, bind, register
 
+SCOPE = "once"  # name of the conditional whose true branch the first device runs while the others wait
 # Families that a plan's notes tell of.
 ONCE = frozenset({"host", "hidden_state"})
 _CALLBACKS = "debug_callback debug_print io_callback pure_callback".split()
@@ -60,7 +62,8 @@ def _emit_once(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any
     def wait(*arrays: Any) -> tuple[Any, ...]:
         return tuple(jnp.zeros(v.shape, v.dtype) for v in op.outputs)
 
-    results = lax.cond(view.index(axes) == 0, run, wait, *operands)
+    with jax.named_scope(SCOPE):
+        results = lax.cond(view.index(axes) == 0, run, wait, *operands)
     return [_sent(array, axes) for array in results]
 
 

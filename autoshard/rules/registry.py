@@ -122,9 +122,9 @@ class Family:
     """A rule and an emission shared by some primitives.
 
     Most ops are emitted by binding their own primitive on the local operands, with `params(op, view)`
-    changed. Where more is needed, `special(op, view)` says so and `emit_special` binds it. Padding of unevenly
-    split reduce factors is overwritten with `identity(op, i)` in operand i first. `about` says in words what the
-    rule cannot.
+    changed. Where more is needed, `special(op, view)` says so and `emit_special` binds it. Padding of
+    unevenly split reduce factors, but those of an exchange, is overwritten with `identity(op, i)` in operand
+    i first. `about` says in words what the rule cannot.
     """
 
     name: str
@@ -149,13 +149,17 @@ class Family:
         return bind(op, operands, **self.params(op, view))
 
     def _masks(self, view: LocalView) -> bool:
-        return self.identity is not None and any(map(view.uneven, view.rule.reduce))
+        return self.identity is not None and any(map(view.uneven, self._plainly_reduced(view)))
+
+    @staticmethod
+    def _plainly_reduced(view: LocalView) -> list[str]:
+        return [f for f in view.rule.reduce if f not in view.rule.exchange]
 
     def _masked(self, op: Op, operands: Sequence[Any], view: LocalView) -> list[Any]:
         masked = []
         for i, (array, dims) in enumerate(zip(operands, view.rule.inputs, strict=True)):
             fill = self.identity(op, i) if self.identity is not None else None
-            reduced = tuple(tuple(f for f in dim if f in view.rule.reduce) for dim in dims)
+            reduced = tuple(tuple(f for f in dim if f in self._plainly_reduced(view)) for dim in dims)
             masked.append(array if fill is None else view.without_padding(array, reduced, fill))
         return masked
 

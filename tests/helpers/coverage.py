@@ -117,7 +117,7 @@ def _tests(name: str) -> str:
     kinds = []
     if name in {case[0] for case in [*NAMED, *SPLIT]}:
         kinds.append("rule")
-    if name in {case.name for case in SPLIT} | set(CALLS):
+    if name in {case[0] for case in [*NAMED, *SPLIT]} | set(CALLS):
         kinds.append("values")
     return ", ".join(kinds)
 
