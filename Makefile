@@ -20,7 +20,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: help
 help:  ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: install
 install: $(STAMP)  ## Make .venv with autoshard, its tests' tools and the TPU compiler.
@@ -61,6 +61,10 @@ demo: $(STAMP)  ## Plan a model and print the plan.
 .PHONY: bench
 bench: $(STAMP)  ## Run the slow tests.
 	$(BIN)/python -m pytest -m slow
+
+.PHONY: bench-partition
+bench-partition: $(STAMP)  ## Compare what our programs send with what XLA's partitioner sends; write docs/partition.md.
+	$(BIN)/python -m benchmarks.partition
 
 .PHONY: clean
 clean:  ## Remove .venv and the caches.
