@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ LIMIT = 1.1
 _WORKERS = 2
 # What a row calls its three programs.
 OURS, XLA, LED = "ours", "XLA", "XLA led"
+# A line of a program that is measured, rather than of what applies its plan.
+_USERS_LINE = re.compile(r"/(benchmarks|zoo)/")
 Compiler = Callable[[Artifact], CompiledReport]
 
 
@@ -95,9 +98,9 @@ def _differences(row: Row) -> Iterator[str]:
 
 
 def _place(row: Row, which: str, part: Sent) -> str:
-    """Name the user's line that a collective serves."""
+    """Name the user's line that a collective serves; what several lines share has none."""
     line = row.sources.get(group_of(part.op_name), "") if which == OURS else part.source
-    return Path(line).name or part.op_name.rsplit("/", 1)[-1] or "the result"
+    return Path(line).name if _USERS_LINE.search(line) else "results and shared values"
 
 
 def artifacts(plan: Plan, program: Program, platform: str) -> dict[str, Artifact]:
@@ -137,29 +140,38 @@ def completed(given: Plan, program: Program) -> Plan:
 def measure(names: Sequence[str], compiler: Compiler, platform: str) -> Iterator[Row]:
     """Yield a row per program, mesh and baseline that applies, in order."""
     with ThreadPoolExecutor(_WORKERS) as pool:
-        waiting: list[tuple[str, Plan, dict[str, Future[CompiledReport]]]] = []
-        for name in names:
-            program = PROGRAMS[name]()
-            fn, args, donated = program
-            for mesh, kinds in CASES:
-                plans = autoshard.baselines(
-                    fn, *args, topology=TOPOLOGY, mesh=mesh, donate_argnums=donated, names=kinds
-                )
-                for given in plans.values():
-                    plan = completed(given, program)
-                    jobs = {
-                        which: pool.submit(compiler, artifact)
-                        for which, artifact in artifacts(plan, program, platform).items()
-                    }
-                    waiting.append((name, plan, jobs))
-        for name, plan, jobs in waiting:
-            yield Row(
-                program=name,
-                plan=plan.name,
-                mesh=plan.mesh,
-                sent={which: tuple(sent(job.result().collectives)) for which, job in jobs.items()},
-                sources={c.group: c.source for c in plan.estimate.collectives},
+        waiting: deque[tuple[str, Plan, dict[str, Future[CompiledReport]]]] = deque()
+        for name, program, given in _given(names):
+            plan = completed(given, program)
+            exported = artifacts(plan, program, platform)
+            waiting.append((name, plan, {w: pool.submit(compiler, a) for w, a in exported.items()}))
+            while waiting and all(job.done() for job in waiting[0][2].values()):
+                yield _row(*waiting.popleft())
+        while waiting:
+            yield _row(*waiting.popleft())
+
+
+def _given(names: Sequence[str]) -> Iterator[tuple[str, Program, Plan]]:
+    """Yield the baselines of each program on each mesh, where they apply."""
+    for name in names:
+        program = PROGRAMS[name]()
+        fn, args, donated = program
+        for mesh, kinds in CASES:
+            plans = autoshard.baselines(
+                fn, *args, topology=TOPOLOGY, mesh=mesh, donate_argnums=donated, names=kinds
             )
+            for plan in plans.values():
+                yield name, program, plan
+
+
+def _row(name: str, plan: Plan, jobs: Mapping[str, Future[CompiledReport]]) -> Row:
+    return Row(
+        program=name,
+        plan=plan.name,
+        mesh=plan.mesh,
+        sent={which: tuple(sent(job.result().collectives)) for which, job in jobs.items()},
+        sources={c.group: c.source for c in plan.estimate.collectives},
+    )
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

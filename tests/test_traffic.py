@@ -132,7 +132,7 @@ def test_both_partitioners_are_counted_alike() -> None:
 
 
 def _part(kind: str, size: float, op_name: str = "jit(f)/r7/all_gather") -> Sent:
-    return Sent(kind=kind, axes=("x",), bytes=size, op_name=op_name, source="model.py:3")
+    return Sent(kind=kind, axes=("x",), bytes=size, op_name=op_name, source="/home/me/zoo/model.py:3")
 
 
 def test_the_page_explains_rows_above_the_limit() -> None:
@@ -142,7 +142,7 @@ def test_the_page_explains_rows_above_the_limit() -> None:
             plan="fsdp",
             mesh={"x": 4},
             sent={OURS: (_part("all-gather", mine),), XLA: (_part("all-reduce", 4e6),), LED: ()},
-            sources={7: "/home/me/net.py:12"},
+            sources={7: "/home/me/benchmarks/net.py:12"},
         )
         for mine in (4e6, 16e6)
     ]
