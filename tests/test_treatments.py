@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 import autoshard
 from autoshard.errors import TraceError
 from autoshard.trace import trace
-from tests.helpers.running import differences
+from tests.helpers.running import differences, session_of, whole_decisions
 
 X = jnp.arange(8.0)
 LIKE = jax.ShapeDtypeStruct(X.shape, X.dtype)
@@ -207,3 +208,42 @@ def test_what_has_an_effect_is_not_dead() -> None:
         return x + 1
 
     assert _names(fn, X) == ["ffi_call", "debug_print", "add"]
+
+
+# Prices ------------------------------------------------------------------------------------------------
+
+
+def _flops(fn, *args) -> float:
+    session = session_of(fn, args, {"a": 2})
+    return session.estimate(whole_decisions(session.source.block)).flops
+
+
+def test_a_kernel_of_pallas_costs_its_body_once_per_point_of_its_grid() -> None:
+    def body(x, w, out):
+        out[...] = jnp.dot(x[...], w[...])
+
+    def product(x, w):
+        rows = pl.BlockSpec((128, 256), lambda i: (i, 0))
+        whole = pl.BlockSpec((256, 256), lambda i: (0, 0))
+        like = jax.ShapeDtypeStruct((1024, 256), jnp.float32)
+        return pl.pallas_call(body, grid=(8,), in_specs=[rows, whole], out_specs=rows, out_shape=like)(x, w)
+
+    x, w = jnp.ones((1024, 256)), jnp.ones((256, 256))
+    assert _flops(product, x, w) == _flops(lambda x, w: x @ w, x, w) == 2 * 1024 * 256 * 256
+
+
+def test_a_ragged_product_costs_every_row_once() -> None:
+    sizes = jnp.full(8, 16, jnp.int32)
+    x, w, g = jnp.ones((128, 64)), jnp.ones((8, 64, 32)), jnp.ones((128, 32))
+    once = 2 * 128 * 64 * 32
+    weights = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+    assert _flops(lambda x, w: lax.ragged_dot(x, w, sizes), x, w) == once
+    assert _flops(lambda x, g: lax.ragged_dot_general(x, g, sizes, weights), x, g) == once
+    two = [jnp.stack([a, a]) for a in (x, w, sizes)]
+    assert _flops(jax.vmap(lax.ragged_dot), *two) == 2 * once
+
+
+def test_columns_of_a_solve_share_its_price() -> None:
+    a, b = jnp.eye(64), jnp.ones((64, 16))
+    solve = lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True)  # noqa: E731
+    assert _flops(solve, a, b) == 2 * _flops(solve, a, b[:, :8]) == 64 * 64 * 16
