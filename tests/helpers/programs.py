@@ -27,7 +27,7 @@ LIMIT = 2**16
 class Pool:
     """Arrays made so far, and how."""
 
-    rng: np.random.Generator
+    rng: Any
     values: list[Any] = field(default_factory=list)
     exact: list[bool] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
@@ -68,8 +68,8 @@ class Pool:
             and (self.exact[i] or not exact)
         ]
         if found and self.rng.random() < 0.9:
-            weights = np.arange(1, len(found) + 1.0)
-            return int(self.rng.choice(found, p=weights / weights.sum()))
+            weights = np.arange(len(found), 0, -1.0)
+            return int(self.rng.choice(found[::-1], p=weights / weights.sum()))
         shape = self.shape(rank if rank is not None else max(least, int(self.rng.integers(1, 4))))
         return self.ints(shape)
 
@@ -117,9 +117,9 @@ class RandomProgram:
     names: tuple[str, ...]
 
 
-def random_program(seed: int, families: Sequence[str] | None = None, most: int = 8) -> RandomProgram:
-    """Make the program of a seed from some families of steps."""
-    rng = np.random.default_rng(seed)
+def random_program(seed: Any, families: Sequence[str] | None = None, most: int = 8) -> RandomProgram:
+    """Make a program from some families of steps, by a seed or a source of random numbers."""
+    rng = np.random.default_rng(seed) if isinstance(seed, int) else seed
     pool = Pool(rng)
     pool.ints(pool.shape(int(rng.integers(1, 4))))
     names = list(families or FAMILIES)
@@ -275,6 +275,49 @@ def _reduce(pool: Pool) -> None:
             lambda x: ((x > 0).all(axes), (x > 1).any(axes), jnp.sign(x).prod(axes), (x > 0).sum(axes)),
             [i],
         )
+
+
+_DTYPES = (jnp.int32, jnp.bfloat16, jnp.bool_, jnp.int8, jnp.uint32, jnp.float16)
+
+
+def _dtypes(pool: Pool) -> None:
+    """One op on another dtype; small integers are exact in all of them."""
+    rank = int(pool.rng.integers(1, 5))
+    i = pool.ints(pool.shape(rank, 256))
+    dtype = _DTYPES[int(pool.rng.integers(len(_DTYPES)))]
+    axis, n = pool.axis(i), pool.values[i].shape[-1]
+    start = int(pool.rng.integers(n))
+    ops: list[Callable[[Any], Any]] = [
+        lambda x: (x.max(axis), x.min(axis)),
+        lambda x: jnp.sort(x, axis),
+        lambda x: jnp.argmax(x, axis),
+        lambda x: jnp.concatenate([x, x[..., start:]], -1),
+        lambda x: jnp.roll(x, start, -1),
+        lambda x: jnp.pad(x, [(1, 0)] * x.ndim),
+        lambda x: x[..., start:].reshape(-1),
+        lambda x: jnp.where(x > 0, x, jnp.zeros((), x.dtype)),
+        lambda x: jnp.take(x, jnp.arange(2 * n) % n, -1),
+        lambda x: x.at[..., start].set(jnp.ones((), x.dtype)),
+        lambda x: jnp.flip(x, axis),
+        lambda x: lax.top_k(x, 1),
+    ]
+    if dtype != jnp.bool_:
+        ops += [
+            lambda x: x.sum(axis),
+            lambda x: jnp.cumsum(x, axis),
+            lambda x: x + x * x,
+            lambda x: jnp.einsum("...i,...i->...", x, x),
+            lambda x: jnp.clip(x, 0, 2).prod(axis),
+            lambda x: lax.cummax(x, axis),
+        ]
+    op = ops[int(pool.rng.integers(len(ops)))]
+    exact = bool(jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_)
+
+    def run(x: Any) -> Any:
+        clean = jnp.abs(x) if dtype == jnp.uint32 else x
+        return op(clean.astype(dtype))
+
+    pool.step(f"{jnp.dtype(dtype).name} {len(ops)}", run, [i], exact=exact)
 
 
 def _argmax(pool: Pool) -> None:
@@ -677,6 +720,7 @@ FAMILIES: dict[str, Callable[[Pool], None]] = {
     "dot": _dot,
     "einsum": _einsum,
     "reduce": _reduce,
+    "dtypes": _dtypes,
     "argmax": _argmax,
     "reshape": _reshape,
     "move": _move,
