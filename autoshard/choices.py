@@ -9,8 +9,9 @@ from functools import lru_cache
 from autoshard.grouping import PARTIAL
 from autoshard.layout import Axes, Layout, MeshShape, chunk, mesh_size
 from autoshard.rules import Assignment, ShardingRule
+from autoshard.rules.windowed import rings
 
-__all__ = ["assignments", "layouts", "splits"]
+__all__ = ["assignments", "layouts", "splits", "windowed"]
 
 # Padding of an uneven split, as a share of the dim, above which it is not among the choices.
 WASTE = 0.25
@@ -45,6 +46,11 @@ def assignments(rule: ShardingRule, mesh: MeshShape, waste: float = WASTE) -> li
             found.append(assignment)
     found.sort(key=lambda a: (sum(map(len, a.values())), len(a)))
     return found
+
+
+def windowed(rule: ShardingRule, options: Sequence[Assignment], mesh: MeshShape) -> list[Assignment]:
+    """List the rings that a product could run, beside its plain assignments."""
+    return [{**a, ring.key: (ring.axis,)} for a in options for ring in rings(rule, a, mesh)]
 
 
 def layouts(

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autoshard.layout import Layout
+from autoshard.layout import Layout, MeshShape
 from autoshard.program import Atom, Op, Value
-from autoshard.rules import Assignment, Kind, ShardingRule
+from autoshard.rules import Assignment, Kind, LocalView, ShardingRule
+from autoshard.rules.windowed import ring_of, with_ring
 
 __all__ = ["PARTIAL", "Block", "Group", "with_inputs"]
 
@@ -37,15 +38,32 @@ class Group:
 
         The axes of the pseudo-factor `PARTIAL` are those over which linear inputs stay partial sums.
         """
-        layout = self.rule.layout(self.rule.inputs[index], assignment)
+        dims = self.rule.inputs[index]
+        layout = self.rule.layout(dims, assignment)
+        ring = ring_of(assignment)
+        if ring is not None and ring.operand == index:
+            return Layout(with_ring(layout.dims, dims, ring))
         partial = assignment.get(PARTIAL, ())
         return Layout(layout.dims, partial) if partial and index in self.rule.linear else layout
 
     def output_layout(self, index: int, assignment: Assignment) -> Layout:
         """Layout in which the group leaves its output."""
         layout = self.rule.output_layout(index, assignment)
+        ring = ring_of(assignment)
+        if ring is not None and ring.operand < 0:
+            unreduced = tuple(a for a in layout.unreduced if a != ring.axis)
+            return Layout(with_ring(layout.dims, self.rule.outputs[index], ring), unreduced)
         partial = assignment.get(PARTIAL, ())
         return Layout(layout.dims, layout.unreduced + partial) if partial else layout
+
+    def view(self, index: int, assignment: Assignment, mesh: MeshShape, devices: Any = None) -> LocalView:
+        """Return what the emission of op `index` knows when the group is split by `assignment`."""
+        mapping = self.factors[index]
+        own = {f: assignment[g] for f, g in mapping.items() if assignment.get(g)}
+        ring = ring_of(assignment)
+        if ring is not None:
+            ring = ring._replace(factor=next(f for f, g in mapping.items() if g == ring.factor))
+        return LocalView(rule=self.op_rules[index], assignment=own, mesh=mesh, devices=devices, ring=ring)
 
     @property
     def is_copy(self) -> bool:

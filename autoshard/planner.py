@@ -48,6 +48,7 @@ def suggest(
     time_limit_seconds: float = 60.0,
     gap: float = 1e-4,
     loop_trips: int = 1,
+    windowed_einsum: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the shardings with the least predicted step time that fit in memory.
@@ -67,6 +68,8 @@ def suggest(
       time_limit_seconds: of the search, over all meshes; then the best plan so far is returned with its gap.
       gap: relative distance to the proven bound at which the search may stop.
       loop_trips: how often a `while` loop of unknown length runs.
+      windowed_einsum: offer matrix products as rings, too, that pass an operand or the result on to the neighbour
+        beside the partial products, in place of an all-gather or reduce-scatter. `plan.spmd` runs them.
       progress: called with a line of news now and then.
 
     Returns:
@@ -99,7 +102,7 @@ def suggest(
             progress(f"mesh {i + 1}: {candidate}")
         try:
             plan = _search(
-                Session.of(source, where, candidate, loop_trips),
+                Session.of(source, where, candidate, loop_trips, windowed_einsum),
                 annotations or {},
                 limit=memory_limit_bytes,
                 seconds=max(left, 1.0),
@@ -255,6 +258,7 @@ def model_of(session: Session, annotations: Mapping[str, PartitionSpec]) -> tupl
         state={j: i for j, i in source.state.items() if j not in fixed.outputs},
         donated=source.donated,
         loop_trips=session.loop_trips,
+        rings=session.windowed_einsum,
     )
     return model, fixed.notes
 

@@ -189,16 +189,28 @@ class Session:
     source: Source
     machine: Machine
     loop_trips: int = 1
+    windowed_einsum: bool = False
     notes: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, source: Source, topology: cm.Topology, mesh: Mapping[str, int], loop_trips: int = 1
+        cls,
+        source: Source,
+        topology: cm.Topology,
+        mesh: Mapping[str, int],
+        loop_trips: int = 1,
+        windowed_einsum: bool = False,
     ) -> Session:
         """Place a source on a mesh."""
         machine = Machine.of(topology, mesh)
         notes = [machine.placement.note] if machine.placement.note else []
-        return cls(source=source, machine=machine, loop_trips=loop_trips, notes=notes)
+        return cls(
+            source=source,
+            machine=machine,
+            loop_trips=loop_trips,
+            windowed_einsum=windowed_einsum,
+            notes=notes,
+        )
 
     @cached_property
     def resharder(self) -> Resharder:

@@ -21,7 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 
 import search
-from autoshard.choices import assignments, layouts
+from autoshard.choices import assignments, layouts, windowed
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, replicated
 from autoshard.partition.emitter import Boundary, Decisions, boundaries, number_groups
@@ -225,7 +225,9 @@ class _Builder:
         state: Mapping[int, int],
         donated: Sequence[bool],
         loop_trips: int,
+        rings: bool,
     ) -> None:
+        self.rings = rings
         self.block, self.resharder = block, resharder
         self.machine = resharder.machine
         self.pinned, self.pinned_outputs, self.allowed, self.held = pinned, pinned_outputs, allowed, held
@@ -285,7 +287,11 @@ class _Builder:
 
     def _options(self, item: Group, signature: Any) -> list[Assignment]:
         if signature not in self._signatures:
-            self._signatures[signature] = (assignments(item.rule, self.machine.mesh), [item])
+            mesh = self.machine.mesh
+            options = assignments(item.rule, mesh)
+            if self.rings and item.title == "dot_general" and len(item.inputs) == 2:
+                options += windowed(item.rule, options, mesh)
+            self._signatures[signature] = (options, [item])
         return self._signatures[signature][0]
 
     def read(self, value: Atom, target: int, want: list[Layout], weight: float, item: Group) -> None:
@@ -508,6 +514,7 @@ def build_model(
     state: Mapping[int, int] | None = None,
     donated: Sequence[bool] = (),
     loop_trips: int = 1,
+    rings: bool = False,
 ) -> Model:
     """State the choice of shardings as a search problem.
 
@@ -521,6 +528,7 @@ def build_model(
       state: output position -> input position that must have the same layout (training state).
       donated: which inputs may be overwritten.
       loop_trips: runs of a `while` loop.
+      rings: offer products as windowed einsums, too.
     """
     builder = _Builder(
         block,
@@ -532,6 +540,7 @@ def build_model(
         state or {},
         donated or [False] * len(block.inputs),
         loop_trips,
+        rings,
     )
     builder.program()
     builder.price_groups()

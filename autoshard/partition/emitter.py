@@ -19,11 +19,11 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from autoshard.grouping import Block, Group
-from autoshard.layout import Axes, Layout, MeshShape, replicated, to_spec
+from autoshard.layout import Layout, MeshShape, replicated, to_spec
 from autoshard.partition.reshard import Resharder
 from autoshard.partition.steps import apply_steps
 from autoshard.program import Atom, Op, Value, shape_of
-from autoshard.rules import Assignment, Kind, LocalView, family
+from autoshard.rules import Assignment, Kind, family
 
 __all__ = [
     "Boundary",
@@ -129,11 +129,9 @@ def emit_group(
     env: dict[Value, Any] = dict(zip(item.inputs, operands, strict=True))
     if item.is_copy:
         return list(operands)
-    for op, mapping, rule in zip(item.ops, item.factors, item.op_rules, strict=True):
-        own: dict[str, Axes] = {f: assignment[g] for f, g in mapping.items() if assignment.get(g)}
+    for i, op in enumerate(item.ops):
         arrays = [env[a] if isinstance(a, Value) else literal(a) for a in op.inputs]
-        view = LocalView(rule=rule, assignment=own, mesh=mesh, devices=devices)
-        results = family(op).emit(op, arrays, view)
+        results = family(op).emit(op, arrays, item.view(i, assignment, mesh, devices))
         env.update(zip(op.outputs, results, strict=True))
     return [env[v] for v in item.outputs]
 

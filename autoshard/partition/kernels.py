@@ -14,12 +14,12 @@ from typing import Any
 import jax
 
 from autoshard.grouping import Group
-from autoshard.layout import Axes, local_shape
+from autoshard.layout import local_shape
 from autoshard.partition.emitter import emit_group
 from autoshard.partition.ledger import Ledger, group_tag
 from autoshard.partition.price import FREE, Cost, Machine, add_costs
 from autoshard.program import Value
-from autoshard.rules import Assignment, LocalView, family
+from autoshard.rules import Assignment, family
 
 __all__ = ["kernel_costs"]
 
@@ -63,9 +63,8 @@ def _written_down(
         shape = local_shape(value.shape, item.input_layout(i, assignment), machine.mesh)
         env[value] = _Var(jax.ShapeDtypeStruct(shape, value.dtype))
     eqns = []
-    for op, mapping, rule in zip(item.ops, item.factors, item.op_rules, strict=True):
-        own: dict[str, Axes] = {f: assignment[g] for f, g in mapping.items() if assignment.get(g)}
-        view = LocalView(rule=rule, assignment=own, mesh=machine.mesh)
+    for i, op in enumerate(item.ops):
+        view = item.view(i, assignment, machine.mesh)
         fam = family(op)
         if fam.emits_more(op, view):
             return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal
@@ -17,6 +17,7 @@ from autoshard.partition.nested import bodies
 from autoshard.partition.price import COLLECTIVES, FREE, Cost, Machine
 from autoshard.partition.steps import SLICES
 from autoshard.program import Equation, itemsize
+from autoshard.rules.windowed import OVERLAPPED
 from autoshard.rules.host import SCOPE
 
 __all__ = ["Collective", "Entry", "Ledger", "calls", "kernels_of"]
@@ -24,6 +25,7 @@ __all__ = ["Collective", "Entry", "Ledger", "calls", "kernels_of"]
 _GROUP = re.compile(r"^g(\d+)\.(.*)$")
 # Resharding for a group; also what a program or the body of a loop returns is resharded.
 _RESHARD = re.compile(r"^(?:r(\d+)|outputs|yield)$")
+_CONTROL = frozenset({"scan", "while", "cond"})
 _CALLS = frozenset(
     "jit pjit closed_call core_call custom_jvp_call custom_vjp_call remat2 checkpoint shard_map".split()
 )
@@ -84,6 +86,12 @@ def group_tag(eqn: Any) -> tuple[int, str] | None:
     return None
 
 
+def _emitted_for(eqn: Equation) -> tuple[int, str] | None:
+    """Tag of the group whose emission binds a loop; None for a loop of the program's own."""
+    tag = group_tag(eqn)
+    return tag if tag and tag[1] not in _CONTROL else None
+
+
 def reshard_tag(eqn: Any) -> int:
     """Read the number of the group that an equation reshards for; -1 if for none."""
     for part in reversed(str(eqn.source_info.name_stack).split("/")):
@@ -98,12 +106,23 @@ def reshards(eqn: Any) -> bool:
     return any(_RESHARD.match(part) for part in str(eqn.source_info.name_stack).split("/"))
 
 
-def kernels_of(jaxpr: Any) -> list[tuple[tuple[int, str] | None, list[Equation]]]:
-    """Cut a body into kernels in order: (tag, equations); collectives and loops stand alone."""
+def overlaps(eqn: Any) -> bool:
+    """Tell a loop that was emitted so that its collectives run beside its kernels."""
+    return OVERLAPPED in str(eqn.source_info.name_stack).split("/")
+
+
+def kernels_of(
+    jaxpr: Any, within: tuple[int, str] | None = None
+) -> list[tuple[tuple[int, str] | None, list[Equation]]]:
+    """Cut a body into kernels in order: (tag, equations); collectives and loops stand alone.
+
+    `within` is the tag of the group whose emission binds the loop that the body belongs to: tracing a loop
+    leaves no name scope inside.
+    """
     kernels: list[tuple[tuple[int, str] | None, list[Equation]]] = []
     for eqn in jaxpr.eqns:
-        tag = group_tag(eqn)
-        alone = eqn.primitive.name in COLLECTIVES or eqn.primitive.name in ("scan", "while", "cond")
+        tag = group_tag(eqn) or within
+        alone = eqn.primitive.name in COLLECTIVES or eqn.primitive.name in _CONTROL
         if tag is not None and not alone and kernels and kernels[-1][0] == tag:
             kernels[-1][1].append(eqn)
         else:
@@ -124,14 +143,17 @@ class Ledger:
         self.collectives: list[Collective] = []
         self.notes: list[str] = []
 
-    def body(self, jaxpr: Any, count: float) -> None:
+    def body(self, jaxpr: Any, count: float, within: tuple[int, str] | None = None) -> None:
         used = _last_readers(jaxpr)
-        for tag, eqns in kernels_of(jaxpr):
+        for tag, eqns in kernels_of(jaxpr, within):
             name = eqns[0].primitive.name
             if name in COLLECTIVES:
                 self._collective(eqns[0], count)
+            elif name == "scan" and overlaps(eqns[0]):
+                self._overlapped(eqns[0], count)
             elif name == "scan":
-                self.body(eqns[0].params["jaxpr"].jaxpr, count * eqns[0].params["length"])
+                times = count * eqns[0].params["length"]
+                self.body(eqns[0].params["jaxpr"].jaxpr, times, _emitted_for(eqns[0]) or within)
             elif name == "while":
                 self._while(eqns[0], count)
             elif name == "cond":
@@ -141,6 +163,34 @@ class Ledger:
                     self.body(inner, count)
             else:
                 self._kernel(tag, eqns, used, count)
+
+    def _overlapped(self, eqn: Equation, count: float) -> None:
+        """A loop whose collectives run beside its kernels: what they take longer than these is exposed."""
+        inner = Ledger(machine=self.machine, loop_trips=self.loop_trips, sources=self.sources)
+        inner.body(eqn.params["jaxpr"].jaxpr, 1.0)
+        busy = sum(e.seconds for e in inner.entries if e.kind != "collective")
+        wire = sum(e.seconds for e in inner.entries if e.kind == "collective")
+        exposed = max(0.0, wire - busy) / wire if wire else 0.0
+        tag, times = group_tag(eqn), count * eqn.params["length"]
+        title, number = (tag[1], tag[0]) if tag else ("scan", -1)
+        for e in inner.entries:
+            on_wire = e.kind == "collective"
+            cost = replace(e.cost, seconds=e.cost.seconds * exposed) if on_wire else e.cost
+            self.entries.append(
+                replace(
+                    e,
+                    title=e.title if on_wire else title,
+                    kind=e.kind if on_wire else "kernel",
+                    cost=cost,
+                    count=e.count * times,
+                    group=number,
+                    source=self.sources.get(number, ""),
+                )
+            )
+        for c in inner.collectives:
+            self.collectives.append(
+                replace(c, count=c.count * times, seconds=c.seconds * exposed, group=number)
+            )
 
     def _while(self, eqn: Equation, count: float) -> None:
         self.notes.append(f"a while loop of unknown length is counted {self.loop_trips} time(s)")
@@ -195,7 +245,7 @@ class Ledger:
         used: Callable[[Iterable[Equation]], list[Any]],
         count: float,
     ) -> None:
-        bare = tag is None or tag[1] in ("scan", "while", "cond")
+        bare = tag is None or tag[1] in _CONTROL
         if bare and all(not v.aval.shape for e in eqns for v in e.outvars):
             return  # addresses of a reshard, the index of a branch: the scalar unit's work
         cost = self.kernel_cost(tag, eqns, used(eqns))

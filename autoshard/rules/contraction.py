@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoshard.program import Op, shape_of
 from autoshard.rules.registry import Family, Kind, LocalView, register
 from autoshard.rules.rule import ShardingRule
+from autoshard.rules.windowed import emit_ring
 
 
 def _dot_rule(op: Op) -> ShardingRule:
@@ -44,7 +45,24 @@ def _local_params(op: Op, view: LocalView) -> Mapping[str, Any]:
     return {"out_sharding": None}
 
 
+def _in_a_ring(op: Op, view: LocalView) -> bool:
+    return view.ring is not None
+
+
+def _emit_ring(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
+    assert view.ring is not None
+    return [emit_ring(op, operands, view.rule, view.ring, view.mesh[view.ring.axis])]
+
+
 register(
-    Family(name="dot", kind=Kind.SINGLE, rule=_dot_rule, params=_local_params, identity=lambda op, i: 0),
+    Family(
+        name="dot",
+        kind=Kind.SINGLE,
+        rule=_dot_rule,
+        params=_local_params,
+        special=_in_a_ring,
+        emit_special=_emit_ring,
+        identity=lambda op, i: 0,
+    ),
     ["dot_general"],
 )

@@ -22,6 +22,7 @@ from autoshard.layout import Axes, MeshShape, chunk, local_shape, mesh_size
 from autoshard.padding import pad_end
 from autoshard.program import Op, shape_of
 from autoshard.rules.rule import Assignment, Dims, ShardingRule
+from autoshard.rules.windowed import Ring
 
 __all__ = ["Family", "Kind", "LocalView", "bind", "families", "family", "register"]
 
@@ -44,6 +45,7 @@ class LocalView:
     assignment: Assignment
     mesh: MeshShape
     devices: Any = None  # the device mesh when the arrays are global: XLA's partitioner splits them
+    ring: Ring | None = None
 
     def axes(self, factor: str) -> Axes:
         """Mesh axes that split `factor`."""
