@@ -25,7 +25,7 @@ from autoshard.references import gathered
 __all__ = ["IDENTITIES", "Traced", "trace"]
 
 # Ops that return their operand: they matter to differentiation or naming only.
-IDENTITIES = frozenset({"copy", "name", "stop_gradient", "pvary"})
+IDENTITIES = frozenset({"copy", "name", "pvary", "stage", "stop_gradient"})
 # Arithmetic that is folded when all of it is literal.
 _SCALAR_OPS = frozenset({"add", "convert_element_type", "div", "integer_pow", "mul", "neg", "sqrt", "sub"})
 _BARRIER = jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0]
