@@ -17,8 +17,8 @@ from autoshard.partition.nested import bodies
 from autoshard.partition.price import COLLECTIVES, FREE, Cost, Machine
 from autoshard.partition.steps import SLICES
 from autoshard.program import Equation, itemsize
-from autoshard.rules.windowed import OVERLAPPED
 from autoshard.rules.host import SCOPE
+from autoshard.rules.windowed import OVERLAPPED
 
 __all__ = ["Collective", "Entry", "Ledger", "calls", "kernels_of"]
 

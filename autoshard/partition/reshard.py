@@ -74,10 +74,11 @@ class _Paths:
 
 def _seconds(previous: np.ndarray, prices: np.ndarray) -> np.ndarray:
     """Add up the prices along all shortest paths."""
-    sources, targets = np.indices(previous.shape)
+    size = len(previous)
+    sources = np.arange(size)[:, None]
     total = np.where(previous >= 0, 0.0, math.inf)
     np.fill_diagonal(total, 0.0)
-    at = targets
+    at = np.tile(np.arange(size), (size, 1))
     while True:
         before = previous[sources, at]
         moving = before >= 0

@@ -105,8 +105,7 @@ def _gather(op: Op, operands: Sequence[Any], rule: ShardingRule, ring: Ring, way
     out = _place(rule.outputs[0], ring.factor)
     assert own is not None
     size = held.shape[own]
-    adds = out is None
-    wide = _wide(dtype) if adds else dtype
+    wide = _wide(dtype) if out is None else dtype
     index = lax.axis_index(ring.axis)
     back = [(i, (i - 1) % ways) for i in range(ways)]
 
@@ -117,7 +116,7 @@ def _gather(op: Op, operands: Sequence[Any], rule: ShardingRule, ring: Ring, way
         return _product(op, pair, wide), start
 
     def put(total: Any, piece: Any, start: Any) -> Any:
-        return total + piece if adds else lax.dynamic_update_slice_in_dim(total, piece, start, axis=out)
+        return total + piece if out is None else lax.dynamic_update_slice_in_dim(total, piece, start, axis=out)
 
     def body(carry: Any, step: Any) -> tuple[Any, None]:
         held, total = carry
