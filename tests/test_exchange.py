@@ -32,13 +32,14 @@ def _windows(rng: np.random.Generator, size: int, ways: int) -> tuple[list[int],
 
 
 @pytest.mark.parametrize("axes", [("a",), ("b",), ("a", "b"), ("b", "a")], ids="-".join)
-@pytest.mark.parametrize("seed", range(3))
-def test_windows_hold_what_the_dim_holds_there(seed: int, axes: Axes) -> None:
+@pytest.mark.parametrize(("seed", "padding"), [(0, 777), (1, 777), (2, 0), (3, 0)])
+def test_windows_hold_what_the_dim_holds_there(seed: int, padding: int, axes: Axes) -> None:
+    """And zeros outside the dim, if its padding is zero."""
     rng = np.random.default_rng([seed, *map(ord, "".join(axes))])
     ways = math.prod(MESH[a] for a in axes)
     cases = []
     for _ in range(12):
-        size = int(rng.integers(1, 40))
+        size = int(rng.integers(2 - bool(padding), 40))
         cases.append((size, *_windows(rng, size, ways)))
     arrays = [jnp.asarray(rng.integers(-99, 99, (3, size)), jnp.int32) for size, _, _ in cases]
 
@@ -46,11 +47,11 @@ def test_windows_hold_what_the_dim_holds_there(seed: int, axes: Axes) -> None:
         results = []
         for x, (size, starts, length) in zip(arrays, cases, strict=True):
             part = chunk(size, ways)
-            x = jnp.pad(x, ((0, 0), (0, part * ways - size)), constant_values=777)
+            x = jnp.pad(x, ((0, 0), (0, part * ways - size)), constant_values=padding)
             local = lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * part, part, axis=1)
             window = fetch(local, 1, axes, MESH, size, starts, length)
             place = per_device(starts, axes) + jnp.arange(length)
-            results.append(jnp.where((place >= 0) & (place < size), window, 0))
+            results.append(jnp.where((place >= 0) & (place < size), window, 0) if padding else window)
         return results
 
     spec = P(None, axes)

@@ -4,17 +4,18 @@ from autoshard.rules import (  # noqa: F401  (importing a family registers it)
     along,
     constraint,
     contraction,
+    convolution,
     elementwise,
     host,
     indexing,
     linalg,
     manual,
     opaque,
+    pooling,
     ragged,
     random,
     reduction,
     shape,
-    window,
 )
 from autoshard.rules.registry import Family, Kind, LocalView, families, family, register
 from autoshard.rules.rule import Assignment, ShardingRule

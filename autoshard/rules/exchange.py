@@ -68,14 +68,18 @@ def fetch(
       starts: where each device's window begins; it may begin before 0 or end behind `size`.
       length: extent of the windows.
 
-    What a window has outside the dim is undefined.
+    What a window has outside the dim is undefined; for a dim of more than one element it is zero if what `x`
+    has in padding is.
     """
     ways, part = mesh_size(axes, mesh), x.shape[dim]
     rounds = _rounds(ways, part, size, starts, length)
     if sum(r.work(ways) for r in rounds) > part * ways // 2:
         return _from_whole(x, dim, axes, starts, length)
     places = [_places(r, part, starts) for r in rounds]
-    pieces = [_receive(x, dim, axes, mesh, r) for r in rounds]
+    # What others send comes first, so that a single kernel joins it to the device's own.
+    order = sorted(range(len(rounds)), key=lambda i: rounds[i].is_local)
+    made = {i: _receive(x, dim, axes, mesh, rounds[i]) for i in order}
+    pieces = [made[i] for i in range(len(rounds))]
     if all(len(set(at)) == 1 for at in places):
         return _joined(
             x, dim, length, sorted(zip([at[0] for at in places], pieces, strict=True), key=lambda e: e[0])
@@ -121,7 +125,7 @@ def _places(r: _Round, part: int, starts: Sequence[int]) -> list[int]:
 
 
 def _receive(x: Any, dim: int, axes: Axes, mesh: MeshShape, r: _Round) -> Any:
-    piece = lax.slice_in_dim(x, r.start, r.end, axis=dim)
+    piece = x if r.end - r.start == x.shape[dim] else lax.slice_in_dim(x, r.start, r.end, axis=dim)
     if r.is_local:
         return piece
     base = tuple(a for a in mesh if a in axes)  # `lax.ppermute` counts positions in mesh order

@@ -1,103 +1,137 @@
-"""Convolutions and pooling: split over batch, channels and groups, and over untouched spatial dims."""
+"""Windowed dims: which part of the input a device's part of an output, or of the window, meets.
+
+A window slides over a dim as in a convolution or in pooling. Where the output is split, every device fetches
+the elements that its outputs see (GSPMD, arXiv 2105.04663, section 4.3). Where the window itself is the long
+one and is split, as in the gradient of a filter, it fetches those that its taps meet. With base dilation the
+first element need not lie at the same distance on every device: then some further outputs, or taps, come
+before the device's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from autoshard.program import Op, shape_of
-from autoshard.rules.registry import Family, Kind, LocalView, names, register
-from autoshard.rules.rule import ShardingRule
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from autoshard.layout import Axes, MeshShape, chunk, mesh_size
+from autoshard.rules.exchange import fetch, per_device
+
+__all__ = ["Cut", "Window", "cut_out", "outside_filled", "view_of"]
 
 
-def _convolution_rule(op: Op) -> ShardingRule:
-    numbers = op.params["dimension_numbers"]
-    lhs_spec, rhs_spec, out_spec = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-    left, right, out = shape_of(op.inputs[0]), shape_of(op.inputs[1]), op.outputs[0].shape
-    groups, batch_groups = op.params["feature_group_count"], op.params["batch_group_count"]
-    sizes: dict[str, int] = {"g": max(groups, batch_groups)}
-    sizes["b"] = out[out_spec[0]]
-    sizes["o"] = right[rhs_spec[0]] // sizes["g"]
-    sizes["i"] = right[rhs_spec[1]]
-    lhs: list[tuple[str, ...]] = [()] * len(left)
-    rhs: list[tuple[str, ...]] = [()] * len(right)
-    res: list[tuple[str, ...]] = [()] * len(out)
-    lhs[lhs_spec[0]] = ("g", "b") if batch_groups > 1 else ("b",)
-    lhs[lhs_spec[1]] = ("g", "i") if groups > 1 else ("i",)
-    rhs[rhs_spec[0]] = ("g", "o")
-    rhs[rhs_spec[1]] = ("i",)
-    res[out_spec[0]] = ("b",)
-    res[out_spec[1]] = ("g", "o")
-    for k, (a, b) in enumerate(zip(lhs_spec[2:], out_spec[2:], strict=True)):
-        untouched = (
-            right[rhs_spec[2 + k]] == 1
-            and op.params["window_strides"][k] == 1
-            and tuple(op.params["padding"][k]) == (0, 0)
-            and op.params["lhs_dilation"][k] == 1
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A split of a windowed dim: tables by the position of the device.
+
+    The window of the input begins at `starts[p]`, has `length` elements and takes `padding`. It serves `count`
+    outputs (or taps), of which the device's own `part` follow the first `skip[p]`.
+    """
+
+    starts: tuple[int, ...]
+    length: int
+    padding: tuple[int, int]
+    skip: tuple[int, ...]
+    part: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """One dim of a windowed op: extents of input, window and output, and how the window moves."""
+
+    size: int
+    taps: int
+    out: int
+    stride: int = 1
+    padding: tuple[int, int] = (0, 0)
+    base: int = 1
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Elements of the padded and dilated input that one output spans."""
+        return (self.taps - 1) * self.dilation + 1
+
+    @property
+    def path(self) -> int:
+        """Elements of the padded and dilated input that one tap spans."""
+        return (self.out - 1) * self.stride + 1
+
+    @property
+    def parallel(self) -> bool:
+        """Tell whether output i sees input i and no other."""
+        return self.taps == self.stride == self.base == 1 and self.padding == (0, 0)
+
+    @property
+    def contracts(self) -> bool:
+        """Tell whether there is one output, and tap i meets input i and no other."""
+        return (
+            self.out == self.base == self.dilation == 1 and self.size == self.taps and self.padding == (0, 0)
         )
-        if untouched:
-            sizes[f"s{k}"] = left[a]
-            lhs[a] = res[b] = (f"s{k}",)
 
-    def clean(dims: list[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-        return tuple(tuple(f for f in dim if sizes[f] > 1) for dim in dims)
+    @property
+    def covers(self) -> bool:
+        """Tell whether there is one output, and it sees every input."""
+        low = self.padding[0]
+        last = low + (self.size - 1) * self.base
+        return self.out == self.dilation == 1 and low >= 0 and self.taps > last
 
-    return ShardingRule(
-        inputs=(clean(lhs), clean(rhs)),
-        outputs=(clean(res),),
-        sizes=sizes,
-        reduce={"i": "sum"} if sizes["i"] > 1 else {},
-        even=frozenset({"g"}) if sizes["g"] > 1 else frozenset(),
-    )
+    def by_output(self, ways: int) -> Cut:
+        """Split the output."""
+        return self._cut(self.out, self.stride, self.reach, ways)
 
+    def by_taps(self, ways: int) -> Cut:
+        """Split the window."""
+        return self._cut(self.taps, self.dilation, self.path, ways)
 
-def _local_groups(op: Op, view: LocalView) -> Mapping[str, Any]:
-    counts = ("feature_group_count", "batch_group_count")
-    return {name: op.params[name] // view.ways("g") for name in counts if op.params[name] > 1}
-
-
-def _window_rule(op: Op) -> ShardingRule:
-    """Pooling: dims with a window of one and no padding are parallel, the others whole."""
-    params = op.params
-    shape = shape_of(op.inputs[0])
-    rank = len(shape)
-    ones = (1,) * rank
-    whole = {
-        i
-        for i in range(rank)
-        if params["window_dimensions"][i] != 1
-        or params["window_strides"][i] != 1
-        or tuple(params["padding"][i]) != (0, 0)
-        or params.get("base_dilation", ones)[i] != 1
-        or params.get("window_dilation", ones)[i] != 1
-    }
-    factors = names(rank, "d")
-    dims = tuple((f,) if i not in whole and shape[i] > 1 else () for i, f in enumerate(factors))
-    return ShardingRule(
-        inputs=tuple(dims if shape_of(a) else () for a in op.inputs),
-        outputs=(dims,) * len(op.outputs),
-        sizes=dict(zip(factors, shape, strict=True)),
-    )
+    def _cut(self, total: int, step: int, reach: int, ways: int) -> Cut:
+        part = chunk(total, ways)
+        period = self.base // math.gcd(step, self.base)  # by so many steps an element lies as before
+        skip = tuple(p * part % period for p in range(ways))
+        count = part + max(skip)
+        begins = [(p * part - s) * step - self.padding[0] for p, s in enumerate(skip)]
+        phase = -begins[0] % self.base
+        span = max((count - 1) * step + reach, phase + 1)
+        length = (span - 1 - phase) // self.base + 1
+        return Cut(
+            starts=tuple(-(-b // self.base) for b in begins),
+            length=length,
+            padding=(phase, span - 1 - phase - (length - 1) * self.base),
+            skip=skip,
+            part=part,
+            count=count,
+        )
 
 
-register(
-    Family(
-        name="convolution",
-        kind=Kind.SINGLE,
-        rule=_convolution_rule,
-        params=_local_groups,
-        identity=lambda op, i: 0,
-    ),
-    ["conv_general_dilated"],
-)
-register(
-    Family(name="window", kind=Kind.SINGLE, rule=_window_rule),
-    [
-        "reduce_window",
-        "reduce_window_sum",
-        "reduce_window_max",
-        "reduce_window_min",
-        "select_and_scatter_add",
-        "select_and_gather_add",
-    ],
-)
+def view_of(
+    x: Any, dim: int, axes: Axes, mesh: MeshShape, size: int, starts: Sequence[int], length: int, fill: Any
+) -> Any:
+    """Fetch a window of a split dim; it holds `fill` outside the dim, zeros for None."""
+    if fill is None:
+        if size % mesh_size(axes, mesh):
+            x = outside_filled(
+                x, dim, axes, size, [p * x.shape[dim] for p in range(mesh_size(axes, mesh))], 0
+            )
+        return fetch(x, dim, axes, mesh, size, starts, length)
+    x = fetch(x, dim, axes, mesh, size, starts, length)
+    if min(starts) >= 0 and max(starts) + length <= size:
+        return x
+    return outside_filled(x, dim, axes, size, starts, fill)
+
+
+def outside_filled(x: Any, dim: int, axes: Axes, size: int, starts: Sequence[int], fill: Any) -> Any:
+    """Put `fill` where a window that begins at `starts[p]` lies outside a dim of `size` elements."""
+    place = lax.broadcasted_iota(np.int32, x.shape, dim) + per_device(starts, axes)
+    return jnp.where((place >= 0) & (place < size), x, jnp.asarray(fill, x.dtype))
+
+
+def cut_out(x: Any, dim: int, axes: Axes, starts: Sequence[int], length: int) -> Any:
+    """Cut `length` elements out of a local array, on the device at p from `starts[p]` on."""
+    if len(set(starts)) == 1:
+        return lax.slice_in_dim(x, starts[0], starts[0] + length, axis=dim)
+    return lax.dynamic_slice_in_dim(x, per_device(starts, axes), length, axis=dim)
