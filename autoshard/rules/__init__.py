@@ -8,6 +8,7 @@ from autoshard.rules import (  # noqa: F401  (importing a family registers it)
     elementwise,
     host,
     indexing,
+    joining,
     linalg,
     manual,
     opaque,
@@ -16,6 +17,7 @@ from autoshard.rules import (  # noqa: F401  (importing a family registers it)
     random,
     reduction,
     shape,
+    slicing,
 )
 from autoshard.rules.registry import Family, Kind, LocalView, families, family, register
 from autoshard.rules.rule import Assignment, ShardingRule

@@ -7,6 +7,7 @@ of them as short as any receiver needs; where that would move more than the whol
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +17,9 @@ import numpy as np
 from jax import lax
 
 from autoshard.layout import Axes, MeshShape, coordinates, mesh_size, position
-from autoshard.padding import pad_end
+from autoshard.padding import pad_around
 
-__all__ = ["fetch", "per_device"]
+__all__ = ["fetch", "per_device", "permute", "window_of"]
 
 
 @dataclass
@@ -51,11 +52,29 @@ def per_device(values: Sequence[int], axes: Axes) -> Any:
     step = values[1] - values[0]
     if all(b - a == step for a, b in zip(values, values[1:], strict=False)):
         return index * step + values[0]
-    return lax.dynamic_index_in_dim(np.asarray(values, np.int32), index, keepdims=False)
+    # No table: an array constant would be one more operand of the program around this one.
+    return lax.select_n(index, *(np.int32(v) for v in values))
+
+
+def permute(x: Any, axes: Axes, mesh: MeshShape, pairs: Sequence[tuple[int, int]]) -> Any:
+    """Send `x` from each source to its target, both positions along `axes`; who receives nothing gets zeros."""
+    base = tuple(a for a in mesh if a in axes)  # `lax.ppermute` counts positions in mesh order
+
+    def number(p: int) -> int:
+        return position(coordinates(p, axes, mesh), base, mesh)
+
+    return lax.ppermute(x, base, [(number(source), number(target)) for source, target in pairs])
 
 
 def fetch(
-    x: Any, dim: int, axes: Axes, mesh: MeshShape, size: int, starts: Sequence[int], length: int
+    x: Any,
+    dim: int,
+    axes: Axes,
+    mesh: MeshShape,
+    size: int,
+    starts: Sequence[int],
+    length: int,
+    held: Sequence[int] = (),
 ) -> Any:
     """Return the window of `length` elements of `dim` that begins at `starts[p]` on the device at p.
 
@@ -67,59 +86,71 @@ def fetch(
       size: extent of the dim, over all devices.
       starts: where each device's window begins; it may begin before 0 or end behind `size`.
       length: extent of the windows.
+      held: where each device's own part begins, in increasing order, if not one local extent apart.
 
     What a window has outside the dim is undefined; for a dim of more than one element it is zero if what `x`
     has in padding is.
     """
     ways, part = mesh_size(axes, mesh), x.shape[dim]
-    rounds = _rounds(ways, part, size, starts, length)
+    held = held or [p * part for p in range(ways)]
+    rounds = _rounds(part, size, starts, length, held)
     if sum(r.work(ways) for r in rounds) > part * ways // 2:
-        return _from_whole(x, dim, axes, starts, length)
-    places = [_places(r, part, starts) for r in rounds]
+        return window_of(_gathered(x, dim, axes, held), dim, axes, starts, length)
+    places = [_places(r, starts, held) for r in rounds]
     # What others send comes first, so that a single kernel joins it to the device's own.
     order = sorted(range(len(rounds)), key=lambda i: rounds[i].is_local)
     made = {i: _receive(x, dim, axes, mesh, rounds[i]) for i in order}
     pieces = [made[i] for i in range(len(rounds))]
-    if all(len(set(at)) == 1 for at in places):
+    if _regular(held, part) and all(len(set(at)) == 1 for at in places):
         return _joined(
             x, dim, length, sorted(zip([at[0] for at in places], pieces, strict=True), key=lambda e: e[0])
         )
     margin = max((r.end - r.start for r in rounds), default=0)
-    window = pad_end(lax.slice_in_dim(x, 0, 0, axis=dim), dim, length + 2 * margin)
-    for at, piece in zip(places, pieces, strict=True):
+    window = _zeros(x, dim, length + 2 * margin)
+    for at, piece in zip(
+        places, pieces, strict=True
+    ):  # padding of a part lies where the next one's piece goes
         window = _put(window, piece, dim, per_device([margin + a for a in at], axes))
     return lax.slice_in_dim(window, margin, margin + length, axis=dim)
 
 
-def _rounds(ways: int, part: int, size: int, starts: Sequence[int], length: int) -> list[_Round]:
+def _rounds(part: int, size: int, starts: Sequence[int], length: int, held: Sequence[int]) -> list[_Round]:
     """Pair receivers with sources: by how far apart they stand, or by each one's first, second, ... source."""
     by_shift: dict[int, _Round] = {}
     by_rank: dict[int, _Round] = {}
     for p, start in enumerate(starts):
         first, last = max(start, 0), min(start + length, size)
-        for rank, j in enumerate(range(first // part, -(-last // part)) if last > first else ()):
-            piece = max(first - j * part, 0), min(last - j * part, part)
-            by_shift.setdefault(j - p, _Round()).add(p, j, *piece)
-            by_rank.setdefault(rank, _Round()).add(p, j, *piece)
+        source = bisect_right(held, first) - 1
+        for rank, j in enumerate(range(source, bisect_right(held, last - 1)) if last > first else ()):
+            until = min([last, held[j] + part, *held[j + 1 : j + 2]])
+            piece = max(first - held[j], 0), until - held[j]
+            if piece[0] < piece[1]:
+                by_shift.setdefault(j - p, _Round()).add(p, j, *piece)
+                by_rank.setdefault(rank, _Round()).add(p, j, *piece)
     ranked = list(by_rank.values())
     if (
-        not _aligned(part, starts)
+        not _aligned(starts, held)
         and all(len(set(r.source_of.values())) == len(r.source_of) for r in ranked)
         and len(ranked) < len(by_shift)
     ):
         return ranked
-    return list(by_shift.values())
+    return [by_shift[shift] for shift in sorted(by_shift)]
 
 
-def _aligned(part: int, starts: Sequence[int]) -> bool:
+def _regular(held: Sequence[int], part: int) -> bool:
+    """Tell whether the parts stand one local extent apart."""
+    return all(b - a == part for a, b in zip(held, held[1:], strict=False))
+
+
+def _aligned(starts: Sequence[int], held: Sequence[int]) -> bool:
     """Tell whether every window begins at the same distance from its device's own part."""
-    return len({start - p * part for p, start in enumerate(starts)}) == 1
+    return len({start - own for start, own in zip(starts, held, strict=True)}) == 1
 
 
-def _places(r: _Round, part: int, starts: Sequence[int]) -> list[int]:
+def _places(r: _Round, starts: Sequence[int], held: Sequence[int]) -> list[int]:
     """Where a piece begins in each window; who receives nothing puts it before the window."""
-    found = {p: j * part + r.start - starts[p] for p, j in r.source_of.items()}
-    if _aligned(part, starts):
+    found = {p: held[j] + r.start - starts[p] for p, j in r.source_of.items()}
+    if _aligned(starts, held) and len(set(found.values())) == 1:
         return [next(iter(found.values()))] * len(starts)
     return [found.get(p, r.start - r.end) for p in range(len(starts))]
 
@@ -128,12 +159,7 @@ def _receive(x: Any, dim: int, axes: Axes, mesh: MeshShape, r: _Round) -> Any:
     piece = x if r.end - r.start == x.shape[dim] else lax.slice_in_dim(x, r.start, r.end, axis=dim)
     if r.is_local:
         return piece
-    base = tuple(a for a in mesh if a in axes)  # `lax.ppermute` counts positions in mesh order
-
-    def number(p: int) -> int:
-        return position(coordinates(p, axes, mesh), base, mesh)
-
-    return lax.ppermute(piece, base, [(number(s), number(p)) for p, s in r.source_of.items()])
+    return permute(piece, axes, mesh, [(s, p) for p, s in r.source_of.items()])
 
 
 def _joined(x: Any, dim: int, length: int, pieces: Sequence[tuple[int, Any]]) -> Any:
@@ -143,7 +169,7 @@ def _joined(x: Any, dim: int, length: int, pieces: Sequence[tuple[int, Any]]) ->
 
     def gap(to: int) -> None:
         if to > end:
-            row.append(pad_end(lax.slice_in_dim(x, 0, 0, axis=dim), dim, to - end))
+            row.append(_zeros(x, dim, to - end))
 
     for at, piece in pieces:
         gap(at)
@@ -159,10 +185,29 @@ def _put(window: Any, piece: Any, dim: int, start: Any) -> Any:
     return lax.dynamic_update_slice(window, piece, starts)
 
 
-def _from_whole(x: Any, dim: int, axes: Axes, starts: Sequence[int], length: int) -> Any:
-    whole = lax.all_gather(x, axes, axis=dim, tiled=True)
-    before, behind = max(0, -min(starts)), max(0, max(starts) + length - whole.shape[dim])
-    if before:
-        whole = lax.concatenate([pad_end(lax.slice_in_dim(x, 0, 0, axis=dim), dim, before), whole], dim)
-    whole = pad_end(whole, dim, behind)
-    return lax.dynamic_slice_in_dim(whole, per_device([s + before for s in starts], axes), length, axis=dim)
+def _zeros(x: Any, dim: int, length: int) -> Any:
+    """Return zeros like `x`, of another extent along `dim`."""
+    return pad_around(lax.slice_in_dim(x, 0, 0, axis=dim), dim, 0, length)
+
+
+def _gathered(x: Any, dim: int, axes: Axes, held: Sequence[int]) -> Any:
+    """Gather a whole dim, and close the gaps between parts that begin less than a local extent apart."""
+    whole, part = lax.all_gather(x, axes, axis=dim, tiled=True), x.shape[dim]
+    if _regular(held, part):
+        return whole
+    lengths = [b - a for a, b in zip(held, held[1:], strict=False)] + [part]
+    pieces = [lax.slice_in_dim(whole, j * part, j * part + n, axis=dim) for j, n in enumerate(lengths)]
+    return lax.concatenate(pieces, dim)
+
+
+def window_of(x: Any, dim: int, axes: Axes, starts: Sequence[int], length: int) -> Any:
+    """Return the window as `fetch` does, of an array that every device holds whole along `dim`."""
+    size = x.shape[dim]
+    if size == 1:
+        return lax.broadcast_in_dim(
+            x, [length if i == dim else n for i, n in enumerate(x.shape)], range(x.ndim)
+        )
+    starts = [min(max(start, -length), size) for start in starts]
+    before, behind = max(0, -min(starts)), max(0, max(starts) + length - size)
+    x = pad_around(x, dim, before, behind)
+    return lax.dynamic_slice_in_dim(x, per_device([s + before for s in starts], axes), length, axis=dim)

@@ -1,16 +1,25 @@
-"""Ops that move or cut dims: reshape through compound factors; slices, pads, joins along whole dims."""
+"""Reshape, through compound factors.
+
+A split of the major factor of a merged dim need not cut the dim where a split of the dim itself would: 40 heads
+of 128 over 16 devices are 3 heads each, the 5120 together 320 each. So a reshape first fetches the blocks of its
+factors, or the parts of the merged dim last. Dims that overlap without nesting, `[4, 6]` and `[6, 4]`, are split
+together as well: each device fetches its elements in row-major order.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from jax import lax
 
-from autoshard.program import Op, Value, shape_of
-from autoshard.rules.registry import Family, Kind, LocalView, bind, names, register
+from autoshard.layout import chunk
+from autoshard.program import Op, shape_of
+from autoshard.rules.exchange import fetch
+from autoshard.rules.registry import Family, Kind, LocalView, register
 from autoshard.rules.rule import Dims, ShardingRule
 
 
@@ -82,170 +91,147 @@ def _reshape_rule(op: Op) -> ShardingRule:
     if 0 in source:
         return ShardingRule(inputs=(((),) * len(source),), outputs=(((),) * len(target),), sizes={})
     order = op.params["dimensions"] or range(len(source))  # a reshape may transpose first
-    moved, right, sizes, whole = reshape_dims([source[d] for d in order], target)
-    left = tuple(moved[list(order).index(d)] for d in range(len(source)))
-    return ShardingRule(inputs=(left,), outputs=(right,), sizes=sizes, whole=frozenset(whole), linear=(0,))
+    source = tuple(source[d] for d in order)
+    left, right, sizes, whole = reshape_dims(source, target)
+    merged = {f for dim in left + right for f in dim[:-1] if f not in whole and sizes[f] > 2}
+    for i, j in _overlaps(source, target, left, right, whole):
+        gone = {*left[i], *right[j]}
+        name = (left[i] + right[j])[0]
+        sizes = {f: n for f, n in sizes.items() if f not in gone} | {name: max(source[i], target[j])}
+        whole, merged = whole - gone, merged - gone | {name}
+        left, right = ((*dims[:k], (name,), *dims[k + 1 :]) for dims, k in ((left, i), (right, j)))
+    return ShardingRule(
+        inputs=(tuple(left[list(order).index(d)] for d in range(len(source))),),
+        outputs=(right,),
+        sizes=sizes,
+        exchange={f: "halo" for f in sorted(merged)},
+        whole=frozenset(whole),
+        linear=(0,),
+    )
+
+
+def _overlaps(
+    source: Sequence[int], target: Sequence[int], left: Dims, right: Dims, whole: Set[str]
+) -> list[tuple[int, int]]:
+    """List the dims of both sides that begin at the same element, where neither is a part of the other."""
+    return [
+        (i, j)
+        for i, a in enumerate(left)
+        for j, b in enumerate(right)
+        if a and b and a[-1] in whole and b[-1] in whole and math.prod(source[:i]) == math.prod(target[:j])
+    ]
 
 
 def _local_sizes(op: Op, view: LocalView) -> Mapping[str, Any]:
     return {"new_sizes": view.out_shape(op), "sharding": None}
 
 
-def rule_with_whole(op: Op, whole_dims: Sequence[int], linear: bool = True) -> ShardingRule:
-    """Same rank in and out, dims aligned; `whole_dims` are never split. Scalars operands have no factors."""
-    rank = len(op.outputs[0].shape)
-    factors = names(rank, "d")
-    keep = set(whole_dims)
+@dataclass(frozen=True)
+class _Side:
+    """The operand, or the result, of a reshape: its extents and factors, and what a device has of it."""
 
-    def dims(shape: tuple[int, ...]) -> Dims:
-        if len(shape) != rank:
-            return ((),) * len(shape)
-        return tuple(
-            (f,) if i not in keep and n > 1 else ()
-            for i, (f, n) in enumerate(zip(factors, shape, strict=True))
-        )
+    shape: Sequence[int]
+    dims: Dims
+    view: LocalView
 
-    return ShardingRule(
-        inputs=tuple(dims(shape_of(a)) for a in op.inputs),
-        outputs=tuple(dims(v.shape) for v in op.outputs),
-        sizes=dict(zip(factors, op.outputs[0].shape, strict=True)),
-        linear=tuple(i for i, a in enumerate(op.inputs) if len(shape_of(a)) == rank) if linear else (),
+    def ways(self, d: int) -> int:
+        return math.prod(self.view.ways(f) for f in self.dims[d])
+
+    def part(self, d: int) -> int:
+        """Extent of a dim on one device as its layout has it."""
+        return chunk(self.shape[d], self.ways(d))
+
+    def block(self, d: int) -> int:
+        """Extent of a dim on one device as the split of its factors leaves it."""
+        if len(self.dims[d]) < 2:
+            return self.part(d)
+        return math.prod(self.view.local_size(f) for f in self.dims[d])
+
+    def blocks(self, d: int) -> list[int]:
+        """Where each device's block begins."""
+        strides = [
+            math.prod(self.view.rule.sizes[f] for f in self.dims[d][k + 1 :])
+            for k in range(len(self.dims[d]))
+        ]
+        steps = [self.view.local_size(f) * n for f, n in zip(self.dims[d], strides, strict=True)]
+        places = itertools.product(*(range(self.view.ways(f)) for f in self.dims[d]))
+        begins = [sum(p * n for p, n in zip(place, steps, strict=True)) for place in places]
+        for p in reversed(range(len(begins) - 1)):  # nothing is left of its row for a device
+            begins[p] = min(begins[p], begins[p + 1])
+        return begins
+
+    def parts(self, d: int) -> list[int]:
+        """Where each device's part begins."""
+        return [p * self.part(d) for p in range(self.ways(d))]
+
+    def broken(self) -> list[int]:
+        """Dims of which a device's part is not its block."""
+        return [d for d in range(len(self.shape)) if self.part(d) != self.block(d)]
+
+    def fetch(self, x: Any, d: int, starts: Sequence[int], length: int, held: Sequence[int]) -> Any:
+        axes = self.view.dim_axes(self.dims[d])
+        return fetch(x, d, axes, self.view.mesh, self.shape[d], starts, length, held)
+
+
+def _sides(op: Op, view: LocalView) -> tuple[_Side, _Side]:
+    order = op.params["dimensions"] or range(len(view.rule.inputs[0]))
+    source, dims = shape_of(op.inputs[0]), view.rule.inputs[0]
+    return (
+        _Side(tuple(source[d] for d in order), tuple(dims[d] for d in order), view),
+        _Side(op.outputs[0].shape, view.rule.outputs[0], view),
     )
 
 
-def _slice_rule(op: Op) -> ShardingRule:
-    source, out = shape_of(op.inputs[0]), op.outputs[0].shape
-    return rule_with_whole(op, [i for i, (a, b) in enumerate(zip(source, out, strict=True)) if a != b])
+def _shifts(left: _Side, right: _Side) -> list[tuple[int, int, int, int]]:
+    """List split pairs of overlapping dims whose devices' elements differ: dims, and elements of a row of each."""
+    found = []
+    for i, a in enumerate(left.dims):
+        for j, b in enumerate(right.dims):
+            if len(a) == 1 and a == b and left.shape[i] != right.shape[j]:
+                ends = (
+                    {math.prod(s.shape[k : n + 1]) for n in range(k, len(s.shape))}
+                    for s, k in ((left, i), (right, j))
+                )
+                size = min(set.intersection(*ends))
+                rows = size // left.shape[i], size // right.shape[j]
+                if left.part(i) * rows[0] != right.part(j) * rows[1]:
+                    found.append((i, j, *rows))
+    return found
 
 
-def _local_limits(op: Op, view: LocalView) -> Mapping[str, Any]:
-    shape = view.in_shape(op, 0)
-    full = shape_of(op.inputs[0])
-    limits = tuple(
-        n if f == g and lim == g else lim
-        for n, f, g, lim in zip(shape, op.outputs[0].shape, full, op.params["limit_indices"], strict=True)
-    )
-    return {"limit_indices": limits}
+def _exchanges(op: Op, view: LocalView) -> bool:
+    left, right = _sides(op, view)
+    return bool(left.broken() or right.broken() or _shifts(left, right))
 
 
-def _pad_rule(op: Op) -> ShardingRule:
-    config = op.params["padding_config"]
-    rule = rule_with_whole(op, [i for i, c in enumerate(config) if tuple(c) != (0, 0, 0)], linear=False)
-    return rule
+def _emit_reshape(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
+    (x,) = operands
+    left, right = _sides(op, view)
+    if op.params["dimensions"]:
+        x = lax.transpose(x, op.params["dimensions"])
+    for d in left.broken():
+        x = left.fetch(x, d, left.blocks(d), left.block(d), left.parts(d))
+    blocks = [right.block(d) for d in range(len(right.shape))]
+    for i, j, old, new in _shifts(left, right):
+        before, rows = math.prod(blocks[:j]), left.part(i) * old
+        x = x.reshape(before, rows, x.size // (before * rows))
+        starts = [begin * new for begin in right.parts(j)]
+        (factor,) = left.dims[i]
+        x = fetch(x, 1, view.axes(factor), view.mesh, left.shape[i] * old, starts, right.part(j) * new)
+    x = x.reshape(blocks)
+    for d in right.broken():
+        x = right.fetch(x, d, right.parts(d), right.part(d), right.blocks(d))
+    return [x]
 
 
-def _concatenate_rule(op: Op) -> ShardingRule:
-    return rule_with_whole(op, [op.params["dimension"]])
-
-
-def _split_rule(op: Op) -> ShardingRule:
-    return rule_with_whole(op, [op.params["axis"]])
-
-
-def _stack_rule(op: Op) -> ShardingRule:
-    axis = op.params.get("axis", 0)
-    rank = len(op.outputs[0].shape)
-    factors = names(rank, "d")
-    shape = op.outputs[0].shape
-    out = tuple(
-        (f,) if i != axis and n > 1 else () for i, (f, n) in enumerate(zip(factors, shape, strict=True))
-    )
-    inner = tuple(d for i, d in enumerate(out) if i != axis)
-    return ShardingRule(
-        inputs=(inner,) * len(op.inputs),
-        outputs=(out,),
-        sizes=dict(zip(factors, shape, strict=True)),
-        linear=tuple(range(len(op.inputs))),
-    )
-
-
-def _unstack_rule(op: Op) -> ShardingRule:
-    axis = op.params.get("axis", 0)
-    shape = shape_of(op.inputs[0])
-    factors = names(len(shape), "d")
-    source = tuple(
-        (f,) if i != axis and n > 1 else () for i, (f, n) in enumerate(zip(factors, shape, strict=True))
-    )
-    return ShardingRule(
-        inputs=(source,),
-        outputs=(tuple(d for i, d in enumerate(source) if i != axis),) * len(op.outputs),
-        sizes=dict(zip(factors, shape, strict=True)),
-        linear=(0,),
-    )
-
-
-def _tile_rule(op: Op) -> ShardingRule:
-    repeats = op.params["reps"]
-    return rule_with_whole(op, [i for i, r in enumerate(repeats) if r != 1])
-
-
-def _dynamic_slice_rule(op: Op) -> ShardingRule:
-    source, out = shape_of(op.inputs[0]), op.outputs[0].shape
-    rule = rule_with_whole(op, [i for i, (a, b) in enumerate(zip(source, out, strict=True)) if a != b])
-    return ShardingRule(
-        inputs=(rule.inputs[0],) + tuple(((),) * len(shape_of(a)) for a in op.inputs[1:]),
-        outputs=rule.outputs,
-        sizes=rule.sizes,
-        linear=(0,),
-    )
-
-
-def _local_slice_sizes(op: Op, view: LocalView) -> Mapping[str, Any]:
-    return {"slice_sizes": view.out_shape(op)}
-
-
-def _starts_are_computed(op: Op, view: LocalView) -> bool:
-    return any(isinstance(a, Value) for a in op.inputs[1:])
-
-
-def _emit_dynamic_slice(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
-    """Clamp the starts as the op itself would: XLA forgets to when it merges the slice with a reshard's."""
-    array, *starts = operands
-    sizes = view.out_shape(op)
-    clamped = []
-    for atom, start, whole, part in zip(op.inputs[1:], starts, array.shape, sizes, strict=True):
-        if isinstance(atom, Value):
-            most = min(whole - part, int(np.iinfo(start.dtype).max))
-            start = lax.clamp(np.asarray(0, start.dtype), start, np.asarray(most, start.dtype))
-        clamped.append(start)
-    return bind(op, [array, *clamped], slice_sizes=sizes)
-
-
-def _dynamic_update_slice_rule(op: Op) -> ShardingRule:
-    source, update = shape_of(op.inputs[0]), shape_of(op.inputs[1])
-    rule = rule_with_whole(op, [i for i, (a, b) in enumerate(zip(source, update, strict=True)) if a != b])
-    return ShardingRule(
-        inputs=(rule.inputs[0], rule.inputs[0]) + ((),) * (len(op.inputs) - 2),
-        outputs=rule.outputs,
-        sizes=rule.sizes,
-    )
-
-
-def _rev_rule(op: Op) -> ShardingRule:
-    return rule_with_whole(op, op.params["dimensions"])
-
-
-register(Family(name="reshape", kind=Kind.SINGLE, rule=_reshape_rule, params=_local_sizes), ["reshape"])
-register(Family(name="slice", kind=Kind.SINGLE, rule=_slice_rule, params=_local_limits), ["slice"])
-register(Family(name="pad", kind=Kind.SINGLE, rule=_pad_rule), ["pad"])
-register(Family(name="concatenate", kind=Kind.SINGLE, rule=_concatenate_rule), ["concatenate"])
-register(Family(name="split", kind=Kind.SINGLE, rule=_split_rule), ["split"])
-register(Family(name="stack", kind=Kind.SINGLE, rule=_stack_rule), ["stack"])
-register(Family(name="unstack", kind=Kind.SINGLE, rule=_unstack_rule), ["unstack"])
-register(Family(name="tile", kind=Kind.SINGLE, rule=_tile_rule), ["tile"])
 register(
     Family(
-        name="dynamic_slice",
+        name="reshape",
         kind=Kind.SINGLE,
-        rule=_dynamic_slice_rule,
-        params=_local_slice_sizes,
-        special=_starts_are_computed,
-        emit_special=_emit_dynamic_slice,
+        rule=_reshape_rule,
+        params=_local_sizes,
+        special=_exchanges,
+        emit_special=_emit_reshape,
     ),
-    ["dynamic_slice"],
+    ["reshape"],
 )
-register(
-    Family(name="dynamic_update_slice", kind=Kind.SINGLE, rule=_dynamic_update_slice_rule),
-    ["dynamic_update_slice"],
-)
-register(Family(name="reverse", kind=Kind.SINGLE, rule=_rev_rule), ["rev"])

@@ -240,15 +240,20 @@ REST = [
         "stack",
         lambda x: lax.stack([x, 2 * x, -x], 1),
         (f32(6, 5),),
-        "(d0 d2), (d0 d2), (d0 d2) -> (d0 1 d2) {linear: 0 1 2}",
+        "(d0 d2), (d0 d2), (d0 d2) -> (d0 d1 d2) {linear: 0 1 2}",
     ),
     Case(
         "unstack",
         lambda x: lax.unstack(x, 1),
         (f32(6, 3, 5),),
-        "(d0 1 d2) -> (d0 d2), (d0 d2), (d0 d2) {linear: 0}",
+        "(d0 d1 d2) -> (d0 d2), (d0 d2), (d0 d2) {reduce: d1; linear: 0}",
     ),
-    Case("tile", lambda x: lax.tile(x, (1, 2)), (f32(6, 5),), "(d0 1) -> (d0 1) {linear: 0}"),
+    Case(
+        "tile",
+        lambda x: lax.tile(x, (1, 2)),
+        (f32(6, 5),),
+        "(d0 d1) -> (d0 d1) {exchange: d1=halo; linear: 0}",
+    ),
     Case(
         "device_put",
         lambda x: jax.device_put(jax.device_put(x, jax.memory.Space.Device) * 2, jax.memory.Space.Device),
