@@ -14,14 +14,14 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from autoshard.boundary import boundaries, free_axes
 from autoshard.choices import assignments, layouts
 from autoshard.errors import SpecError
 from autoshard.grouping import Block, Group
-from autoshard.layout import Axes, Layout, MeshShape, from_spec, mesh_size, require_specs, undivided
+from autoshard.layout import Axes, Layout, MeshShape, from_spec, mesh_size, require_specs, to_spec, undivided
 from autoshard.places import Places, Site
 from autoshard.program import Value
-from autoshard.rules import Assignment, ShardingRule
-from autoshard.rules.manual import boundary_assignment
+from autoshard.rules import Assignment, Kind, ShardingRule
 from autoshard.rules.rule import Dims
 from autoshard.trace import Traced
 
@@ -124,6 +124,12 @@ class _Reader:
         self.outputs = {name: j for j, name in enumerate(output_names(traced))}
         self.shapes = [tuple(a.shape) for a in traced.out_avals]
         self.pins = Pins()
+        self.leaving = {
+            value: crossing
+            for item in block.walk()
+            if item.kind is Kind.CONTROL
+            for _, _, value, crossing in boundaries(item).yields
+        }
         self.wrong: list[str] = []
         self.fixed: dict[tuple[Any, str], tuple[Any, str]] = {}
 
@@ -168,6 +174,7 @@ class _Reader:
             self.pins.outputs[target] = dims
         elif target.group is None:
             self._once(target.value, "", dims, name)
+            self._crosses(target.value, dims, name)
             self.pins.values[target.value] = dims
         else:
             self._group(target.group, target.dims, dims, name)
@@ -198,6 +205,19 @@ class _Reader:
                 self._once(item, factor, part, name)
                 fixed[factor] = part
 
+    def _crosses(self, value: Value, given: Given, name: str) -> None:
+        """Check that a loop can stack, or a `shard_map` take or return, a value as it is pinned."""
+        wanted = Layout(tuple(axes or () for axes in given))
+        taken = {a for axes in wanted.dims for a in axes} & value.manual
+        if taken:
+            self.wrong.append(f"{name}: {'*'.join(sorted(taken))} is manual in the shard_map around it")
+        if value in self.leaving:
+            found = self.leaving[value].fitted(wanted).dims
+            if any(axes is not None and axes != x for axes, x in zip(given, found, strict=True)):
+                self.wrong.append(
+                    f"{name}: leaving its loop or shard_map it can be {to_spec(Layout(found))} instead"
+                )
+
     def _once(self, owner: Value | Group, factor: str, axes: Any, name: str) -> None:
         """Note down who fixed what; two must agree."""
         known, first = self.fixed.setdefault((owner, factor), (axes, name))
@@ -214,14 +234,12 @@ class _Reader:
         if op is None:
             return
         if op.name == "shard_map":
-            try:
-                given = boundary_assignment(op, self.mesh)
-            except ValueError as error:
-                self.wrong.append(str(error))
-                return
-            for factor in item.rule.factors:
-                self._once(item, factor, given.get(factor, ()), op.source)
-            self.pins.groups[item] = {f: given.get(f, ()) for f in item.rule.factors}
+            own = dict(op.params["mesh"])
+            if any(self.mesh.get(a) != n for a, n in own.items()):
+                self.wrong.append(
+                    f"{op.source}: the shard_map inside the function is over the mesh {own}; the plan's mesh is"
+                    f" {dict(self.mesh)}. Plan on a mesh that has its axes, with the same sizes."
+                )
         if op.name not in ("sharding_constraint", "reshard"):
             return
         sharding = op.params.get("sharding", op.params.get("dst_sharding"))
@@ -246,7 +264,7 @@ class _Reader:
             lines = "\n  ".join(dict.fromkeys(self.wrong))
             raise SpecError(f"shardings inside the function do not fit:\n  {lines}")
         for item, fixed in self.pins.groups.items():
-            if not assignment_choices(item.rule, fixed, self.mesh):
+            if not assignment_choices(item.rule, fixed, free_axes(self.mesh, item.manual)):
                 names = " and ".join(dict.fromkeys(self.fixed[item, f][1] for f in fixed))
                 raise SpecError(f"{names}: {item.title} cannot be computed so, split by its rule {item.rule}")
 

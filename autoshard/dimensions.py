@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from autoshard.boundary import boundaries
 from autoshard.grouping import Block, Group
-from autoshard.partition.emitter import boundaries
 from autoshard.program import Atom, Value
 from autoshard.rules import Kind
 
@@ -116,10 +116,10 @@ class _Union:
     def _control(self, item: Group) -> None:
         (op,) = item.ops
         boundary = boundaries(item)
-        for atom, (inner, lead) in zip(op.inputs, boundary.operands, strict=True):
+        for atom, (inner, crossing) in zip(op.inputs, boundary.operands, strict=True):
             if inner is not None:
-                self.follow(atom, inner, lead)
-                if lead and isinstance(atom, Value):
+                self.follow(atom, inner, crossing.lead)
+                if crossing.lead and isinstance(atom, Value):
                     self._scan(atom)
         for value, decider in zip(op.outputs, boundary.results, strict=True):
             self.follow(value, decider)
@@ -127,9 +127,9 @@ class _Union:
             self.follow(decider, inner)
         for body in item.blocks:
             self.block(body)
-        for index, j, decider, lead in boundary.yields:
-            self.follow(decider, item.blocks[index].outputs[j], lead)
-            if lead:
+        for index, j, decider, crossing in boundary.yields:
+            self.follow(decider, item.blocks[index].outputs[j], crossing.lead)
+            if crossing.lead:
                 self._scan(decider)
 
     def _scan(self, value: Value) -> None:

@@ -292,7 +292,7 @@ def _finished(draft: _Draft) -> list[Group]:
     inputs: list[Atom] = []
     for atom, own in zip(op.inputs, dims, strict=True):
         if isinstance(atom, Value) and first.setdefault(atom, own) != own:
-            copies.append(copy_of(atom, Value(aval=atom.aval, name=atom.name)))
+            copies.append(copy_of(atom, replace(atom)))
             atom = copies[-1].outputs[0]
         inputs.append(atom)
     if copies:

@@ -85,6 +85,11 @@ class Group:
         return f"{self.ops[0].name}..{self.ops[-1].name}"
 
     @property
+    def manual(self) -> frozenset[str]:
+        """Mesh axes that the group must not split anything over: those of the `shard_map`s around it."""
+        return next((v.manual for v in (*self.outputs, *self.inputs)), frozenset())
+
+    @property
     def source(self) -> str:
         """Source line of the last op."""
         return self.ops[-1].source if self.ops else ""

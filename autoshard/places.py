@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autoshard.boundary import boundaries
 from autoshard.errors import SpecError
 from autoshard.groups import Block, Group
-from autoshard.partition.emitter import boundaries
 from autoshard.program import Op, Value
 from autoshard.rules import Kind
 from autoshard.rules.rule import Dims

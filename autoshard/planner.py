@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 import cost_models as cm
 import search
 from autoshard.annotations import assignment_choices, layout_choices, pins, specs_by_path
+from autoshard.boundary import free_axes
 from autoshard.fit import smallest_fitting_slice
 from autoshard.meshes import candidate_meshes, resolve_topology
 from autoshard.partition.emitter import Decisions
@@ -253,7 +254,10 @@ def model_of(session: Session, annotations: Mapping[str, PartitionSpec]) -> tupl
         session.resharder,
         pinned={v: layout_choices(given, v.shape, mesh) for v, given in fixed.values.items()},
         pinned_outputs={j: layout_choices(given, shapes[j], mesh) for j, given in fixed.outputs.items()},
-        allowed={item: assignment_choices(item.rule, x, mesh) for item, x in fixed.groups.items()},
+        allowed={
+            item: assignment_choices(item.rule, x, free_axes(mesh, item.manual))
+            for item, x in fixed.groups.items()
+        },
         held=fixed.held,
         state={j: i for j, i in source.state.items() if j not in fixed.outputs},
         donated=source.donated,

@@ -35,12 +35,14 @@ __all__ = [
 class Value:
     """An array in the program: its shape and dtype, and for inputs the pytree path it came in by.
 
-    `labels` are the names that `jax.ad_checkpoint.checkpoint_name` gave it.
+    `labels` are the names that `jax.ad_checkpoint.checkpoint_name` gave it. Inside a `shard_map` it is the part of
+    one device along the `manual` axes, another on each.
     """
 
     aval: Any
     name: str = ""
     labels: list[str] = field(default_factory=list)
+    manual: frozenset[str] = frozenset()
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -18,9 +18,10 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from autoshard.annotations import Given, Pins, deal, pins
+from autoshard.boundary import PLAIN, Crossing, boundaries, deciding_values
 from autoshard.grouping import Block, Group
 from autoshard.layout import Axes, Layout, mesh_size, replicated
-from autoshard.partition.emitter import Decisions, boundaries, deciding_values
+from autoshard.partition.emitter import Decisions
 from autoshard.partition.reshard import Resharder
 from autoshard.program import Atom, Value, shape_of, value_bytes
 from autoshard.resting import settle, unchanging
@@ -107,7 +108,7 @@ class Flow:
                 layout = item.rule.layout(dims, factors).dims
                 known = (all(f in factors for f in dim) for dim in dims)
                 self._close(value, tuple(x if k else None for x, k in zip(layout, known, strict=True)))
-        self.links: list[tuple[Value, Value, int]] = []  # (outer, inner, leading dims of outer only)
+        self.links: list[tuple[Value, Value, Crossing]] = []  # (outer, inner, how it crosses)
         self.order: list[Group] = []
         self.ends: dict[Group, list[_End]] = {}
         self.trips: dict[Value, int] = {}  # of the loop that holds a value unchanged
@@ -130,16 +131,20 @@ class Flow:
                 (op,) = item.ops
                 boundary = boundaries(item)
                 held, trips = unchanging(op)
-                for i, (atom, (inner, lead)) in enumerate(zip(op.inputs, boundary.operands, strict=True)):
+                for i, (atom, (inner, crossing)) in enumerate(zip(op.inputs, boundary.operands, strict=True)):
                     if inner is not None:
-                        self._link(atom, inner, lead)
+                        self._link(atom, inner, crossing)
+                        if crossing.manual:
+                            self.dims.setdefault(inner, [()] * len(inner.shape))
                         if i < held and isinstance(atom, Value):
                             self.trips[inner] = trips * self.trips.get(atom, 1)
                 for inner, decider in boundary.same.items():
-                    self._link(decider, inner, 0)
+                    self._link(decider, inner)
                 self._link_all(op.outputs, boundary.results)
-                for index, out, decider, lead in boundary.yields:
-                    self._link_inner(decider, item.blocks[index].outputs[out], lead)
+                for index, out, decider, crossing in boundary.yields:
+                    if crossing.manual:
+                        self._push(crossing.split, decider)
+                    self._link_inner(decider, item.blocks[index].outputs[out], crossing)
                 for body in item.blocks:
                     self._collect(body)
             else:
@@ -159,15 +164,15 @@ class Flow:
 
     def _link_all(self, ones: Any, others: Any) -> None:
         for one, other in zip(ones, others, strict=True):
-            self._link(one, other, 0)
+            self._link(one, other)
 
-    def _link(self, outer: Atom, inner: Value, lead: int) -> None:
+    def _link(self, outer: Atom, inner: Value, crossing: Crossing = PLAIN) -> None:
         if isinstance(outer, Value) and outer is not inner:
-            self.links.append((outer, inner, lead))
+            self.links.append((outer, inner, crossing))
 
-    def _link_inner(self, decider: Value, atom: Atom, lead: int) -> None:
+    def _link_inner(self, decider: Value, atom: Atom, crossing: Crossing) -> None:
         if isinstance(atom, Value) and atom is not decider:
-            self.links.append((decider, atom, lead))
+            self.links.append((decider, atom, crossing))
 
     # Flow -----------------------------------------------------------------------------------------
 
@@ -234,13 +239,15 @@ class Flow:
         for i, value in enumerate(item.inputs):
             if value in self.dims:
                 want = item.input_layout(i, assignment)
-                found = self.resharder.find(value.shape, value.dtype, self._layout(value), want)
-                total += found.seconds / self.trips.get(value, 1)
+                total += self._reshard(value, self._layout(value), want) / self.trips.get(value, 1)
         for j, value in enumerate(item.outputs):
             left = item.output_layout(j, assignment)
             want = self._layout(value) if value in self.dims else Layout(left.dims)
-            total += self.resharder.find(value.shape, value.dtype, left, want).seconds
+            total += self._reshard(value, left, want)
         return total
+
+    def _reshard(self, value: Value, source: Layout, target: Layout) -> float:
+        return self.resharder.inside(value.manual).find(value.shape, value.dtype, source, target).seconds
 
     def _push(self, layout: tuple[Axes, ...], value: Value) -> None:
         """Let a value take the axes of a neighbour, dim by dim."""
@@ -256,11 +263,11 @@ class Flow:
                 self.changed = True
 
     def _follow_links(self) -> None:
-        for outer, inner, lead in self.links:
+        for outer, inner, crossing in self.links:
             if outer in self.dims:
-                self._push(tuple(self.dims[outer][lead:]), inner)
+                self._push(crossing.inside(self._layout(outer)).dims, inner)
             if inner in self.dims:
-                self._push(((),) * lead + tuple(self.dims[inner]), outer)
+                self._push(crossing.outside(self._layout(inner)).dims, outer)
 
     def _follow_state(self) -> None:
         """Results that are the next step's inputs exchange shardings with them; so do fixed outputs."""
@@ -281,7 +288,7 @@ class Flow:
         """Read what was reached as decisions of the partitioner."""
         block = self.block_
         layouts = {v: self._layout(v) for v in deciding_values(block)}
-        self._whole_leads(layouts)
+        self._fit(layouts)
         outputs = []
         for j, atom in enumerate(block.outputs):
             if j in self.fixed.outputs:
@@ -314,13 +321,12 @@ class Flow:
         dims = self.dims.get(value)
         return Layout(tuple(dims)) if dims is not None else replicated(len(value.shape))
 
-    def _whole_leads(self, layouts: dict[Value, Layout]) -> None:
-        """A dim that a scan slices or stacks stays whole inside: each step needs one slice of it."""
+    def _fit(self, layouts: dict[Value, Layout]) -> None:
+        """What leaves a block is split as it can: a scan stacks whole slices, a `shard_map` says how."""
         for item in self.block_.walk():
             if item.kind is Kind.CONTROL:
-                for _, _, decider, lead in boundaries(item).yields:
-                    if lead:
-                        layouts[decider] = Layout(((),) * lead + layouts[decider].dims[lead:])
+                for _, _, decider, crossing in boundaries(item).yields:
+                    layouts[decider] = crossing.fitted(layouts[decider])
 
 
 def _is_heavy(item: Group) -> bool:

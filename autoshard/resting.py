@@ -14,9 +14,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from autoshard.annotations import Pins
+from autoshard.boundary import Boundary, boundaries
 from autoshard.groups import PARTIAL, Block, Group
 from autoshard.layout import Layout, local_shape
-from autoshard.partition.emitter import Boundary, Decisions, boundaries
+from autoshard.partition.emitter import Decisions
 from autoshard.partition.reshard import Resharder
 from autoshard.program import Atom, Op, Value
 from autoshard.rules import Kind
@@ -77,9 +78,8 @@ class _Settling:
 
     def _enter(self, item: Group, boundary: Boundary) -> None:
         self.same |= boundary.same
-        for index, out, decider, lead in boundary.yields:
-            layout = self.layouts[decider]
-            self._want(item.blocks[index].outputs[out], Layout(layout.dims[lead:]))
+        for index, out, decider, crossing in boundary.yields:
+            self._want(item.blocks[index].outputs[out], crossing.inside(self.layouts[decider]))
 
     def pass_partial(self, item: Group) -> None:
         """Let partial sums through a linear group that makes no more of them: they are added, then reduced once."""
@@ -121,7 +121,7 @@ class _Settling:
     def _control(self, item: Group, boundary: Boundary) -> None:
         (op,) = item.ops
         held, trips = unchanging(op)
-        for i, (atom, (inner, lead)) in enumerate(zip(op.inputs, boundary.operands, strict=True)):
+        for i, (atom, (inner, crossing)) in enumerate(zip(op.inputs, boundary.operands, strict=True)):
             if inner is None:
                 self._want(atom, Layout(()))
                 continue
@@ -129,7 +129,7 @@ class _Settling:
             if free and isinstance(atom, Value) and self.wants[inner]:
                 self._hoist(atom, inner, trips)
             layout = self.layouts[self.same.get(inner, inner)]
-            self._want(atom, Layout(((),) * lead + layout.dims))
+            self._want(atom, crossing.outside(layout))
 
     def _hoist(self, atom: Value, inner: Value, trips: int) -> None:
         """Reshard an operand before a loop rather than at every trip, where that is cheaper and fits."""
@@ -150,7 +150,7 @@ class _Settling:
         return min(dict.fromkeys([*wants, Layout(have.dims)]), key=seconds)
 
     def _seconds(self, value: Value, source: Layout, target: Layout) -> float:
-        return self.resharder.find(value.shape, value.dtype, source, target).seconds
+        return self.resharder.inside(value.manual).find(value.shape, value.dtype, source, target).seconds
 
     def _have(self, value: Value) -> Layout:
         """Layout in which a value comes."""

@@ -13,10 +13,11 @@ import jax
 from jax.sharding import AbstractMesh, AxisType
 
 import cost_models as cm
+from autoshard.boundary import deciding_values
 from autoshard.errors import TraceError
 from autoshard.estimate import Estimate, estimate
 from autoshard.grouping import Block, group
-from autoshard.partition.emitter import Decisions, deciding_values, number_groups, spmd
+from autoshard.partition.emitter import Decisions, number_groups, spmd
 from autoshard.partition.price import Machine
 from autoshard.partition.reshard import Resharder
 from autoshard.plan import Coverage, Leaf, Plan

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from autoshard.groups import Block, Group, with_inputs
 from autoshard.program import Value
@@ -39,7 +40,7 @@ def with_copies(block: Block) -> Block:
         uses = len(where) + outside.count(value)
         rest = value
         if value in made and uses > 1:
-            rest = Value(aval=value.aval, name=value.name)
+            rest = replace(value)
             after[producer[value]].append(copy_of(value, rest))
             for i in where:
                 renamed[i, value] = rest
@@ -48,7 +49,7 @@ def with_copies(block: Block) -> Block:
             # An input that products read far apart: gathered once for all, or by each.
             heavy = [i for i in where if block.groups[i].kind is Kind.SINGLE]
             if len(heavy) > 1 and len(_near(heavy)) > 1:
-                rest = Value(aval=value.aval, name=value.name)
+                rest = replace(value)
                 before[heavy[0]].append(copy_of(value, rest))
                 for i in heavy:
                     renamed[i, value] = rest
@@ -56,7 +57,7 @@ def with_copies(block: Block) -> Block:
                 uses = len(heavy)
         for siblings in _near(where):
             if len(siblings) > 1 and not (rest is not value and len(siblings) == uses):
-                shared = Value(aval=value.aval, name=value.name)
+                shared = replace(value)
                 before[siblings[0]].append(copy_of(rest, shared))
                 for i in siblings:
                     renamed[i, value] = shared

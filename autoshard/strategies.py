@@ -21,10 +21,11 @@ import numpy as np
 import scipy.sparse as sp
 
 import search
+from autoshard.boundary import Boundary, Crossing, boundaries, free_axes
 from autoshard.choices import assignments, layouts, windowed
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, replicated
-from autoshard.partition.emitter import Boundary, Decisions, boundaries, number_groups
+from autoshard.partition.emitter import Decisions, number_groups
 from autoshard.partition.kernels import kernel_costs
 from autoshard.partition.nested import branch_shares
 from autoshard.partition.reshard import Resharder
@@ -238,7 +239,7 @@ class _Builder:
         self.origin: dict[Value, _Origin] = {}
         self.outputs: list[int] = []
         self._tables: dict[Any, np.ndarray] = {}
-        self._signatures: dict[Any, tuple[list[Assignment], list[Group]]] = {}
+        self._signatures: dict[Any, list[Assignment]] = {}
 
     # Nodes ----------------------------------------------------------------------------------------
 
@@ -249,12 +250,11 @@ class _Builder:
         kind: str,
         name: str,
         *,
-        whole_lead: bool = False,
+        options: Sequence[Layout] = (),
         even: bool = False,
     ) -> int:
-        options = list(self.pinned.get(value, ())) or layouts(value.shape, self.machine.mesh, even=even)
-        if whole_lead:
-            options = [x for x in options if not x.dims[0]]
+        mesh = free_axes(self.machine.mesh, value.manual)
+        options = list(options or self.pinned.get(value) or layouts(value.shape, mesh, even=even))
         node = _Node(
             name=name,
             weight=weight,
@@ -276,7 +276,13 @@ class _Builder:
             strategies=options,
             costs=np.zeros(len(options)),
             group=item,
-            signature=(signature, weight, len(options), tuple(map(repr, self.allowed.get(item, ())))),
+            signature=(
+                signature,
+                item.manual,
+                weight,
+                len(options),
+                tuple(map(repr, self.allowed.get(item, ()))),
+            ),
         )
         self.nodes.append(node)
         index = len(self.nodes) - 1
@@ -286,13 +292,14 @@ class _Builder:
             self.origin[value] = _Origin(node=index, layouts=[item.output_layout(j, a) for a in options])
 
     def _options(self, item: Group, signature: Any) -> list[Assignment]:
-        if signature not in self._signatures:
-            mesh = self.machine.mesh
+        key = signature, item.manual
+        if key not in self._signatures:
+            mesh = free_axes(self.machine.mesh, item.manual)
             options = assignments(item.rule, mesh)
             if self.rings and item.title == "dot_general" and len(item.inputs) == 2:
                 options += windowed(item.rule, options, mesh)
-            self._signatures[signature] = (options, [item])
-        return self._signatures[signature][0]
+            self._signatures[key] = options
+        return self._signatures[key]
 
     def read(self, value: Atom, target: int, want: list[Layout], weight: float, item: Group) -> None:
         if not isinstance(value, Value):
@@ -376,21 +383,22 @@ class _Builder:
         (op,) = item.ops
         boundary = boundaries(item)
         number = self.numbers[item]
-        for i, (atom, (inner, lead)) in enumerate(zip(op.inputs, boundary.operands, strict=True)):
+        for i, (atom, (inner, crossing)) in enumerate(zip(op.inputs, boundary.operands, strict=True)):
             if inner is None:
                 want = [replicated(len(shape_of(atom)))]
                 if isinstance(atom, Value):
                     index = self._fixed_node(atom, f"g{number}.index")
                     self.read(atom, index, want, weight, item)
                 continue
-            index = self.value_node(inner, weight, "operand", f"g{number}.{op.name} operand {i}")
-            want = [Layout(((),) * lead + x.dims) for x in self.nodes[index].strategies]
+            name, even = f"g{number}.{op.name} operand {i}", bool(crossing.manual)
+            index = self.value_node(inner, weight, "operand", name, even=even)
+            want = [crossing.outside(x) for x in self.nodes[index].strategies]
             self.read(atom, index, want, weight, item)
-        yields = {value for _, _, value, lead in boundary.yields if lead}
+        leaving = {value: self.leaving(item, b, j, value, x) for b, j, value, x in boundary.yields}
         for j, value in enumerate(boundary.results):
             if value in op.outputs:
                 name = f"g{number}.{op.name} result {j}"
-                self.value_node(value, weight, "result", name, whole_lead=value in yields)
+                self.value_node(value, weight, "result", name, options=leaving[value])
         for value, decider in boundary.same.items():
             self.origin[value] = self.origin[decider]
         for index, (body, runs) in enumerate(zip(item.blocks, self.runs(op), strict=True)):
@@ -399,11 +407,20 @@ class _Builder:
         for j, value in enumerate(op.outputs):
             self.origin[value] = self.origin[boundary.results[j]]
 
+    def leaving(self, item: Group, index: int, j: int, value: Value, crossing: Crossing) -> Sequence[Layout]:
+        """List the layouts in which a value can leave a block."""
+        if value in self.pinned:
+            return list(dict.fromkeys(map(crossing.fitted, self.pinned[value])))
+        mesh = free_axes(self.machine.mesh, value.manual | crossing.manual)
+        shape = shape_of(item.blocks[index].outputs[j])
+        return [crossing.outside(x) for x in layouts(shape, mesh, even=bool(crossing.manual))]
+
     def runs(self, op: Op) -> Sequence[float]:
         """How often each body of a loop or conditional counts."""
         if op.name == "cond":
             return branch_shares(op.params, len(op.blocks))
-        return [op.params["length"] if op.name == "scan" else self.loop_trips] * len(op.blocks)
+        trips = {"scan": op.params.get("length", 1), "while": self.loop_trips}.get(op.name, 1)
+        return [trips] * len(op.blocks)
 
     def _fixed_node(self, atom: Value, name: str) -> int:
         self.nodes.append(
@@ -419,14 +436,14 @@ class _Builder:
 
     def yields(self, item: Group, boundary: Boundary, index: int, body: Block, weight: float) -> None:
         last = max((self.numbers[g] for g in body.walk()), default=self.numbers[item])
-        wanted = {j: (value, lead) for b, j, value, lead in boundary.yields if b == index}
+        wanted = {j: (value, crossing) for b, j, value, crossing in boundary.yields if b == index}
         for j, atom in enumerate(body.outputs):
             if not isinstance(atom, Value):
                 continue
             if j in wanted:
-                value, lead = wanted[j]
+                value, crossing = wanted[j]
                 target = self.origin[value].node
-                want = [Layout(x.dims[lead:]) for x in self.nodes[target].strategies]
+                want = [crossing.inside(x) for x in self.nodes[target].strategies]
             else:
                 target = self._fixed_node(atom, f"g{self.numbers[item]}.predicate")
                 want = [replicated(len(atom.shape))]
@@ -450,7 +467,7 @@ class _Builder:
         representative: dict[Any, tuple[Group, list[Assignment]]] = {}
         for node in self.nodes:
             if node.group is not None:
-                key = node.signature[0], node.signature[2:]
+                key = node.signature[:2], node.signature[3:]
                 representative.setdefault(key, (node.group, node.strategies))
         requests = [(g, a) for g, options in representative.values() for a in options]
         seconds = [c.seconds for c in kernel_costs(requests, self.machine, self.loop_trips)]
@@ -460,16 +477,17 @@ class _Builder:
             at += len(options)
         for node in self.nodes:
             if node.group is not None:
-                node.costs = node.costs + node.weight * found[node.signature[0], node.signature[2:]]
+                node.costs = node.costs + node.weight * found[node.signature[:2], node.signature[3:]]
 
     def edge_table(self, edge: _Edge) -> np.ndarray:
-        key = (edge.value.shape, edge.value.dtype, tuple(edge.have), tuple(edge.want))
+        key = (edge.value.shape, edge.value.dtype, edge.value.manual, tuple(edge.have), tuple(edge.want))
         if key not in self._tables:
             rows: dict[Layout, int] = {}
             columns: dict[Layout, int] = {}
             at = [rows.setdefault(x, len(rows)) for x in edge.have]
             to = [columns.setdefault(x, len(columns)) for x in edge.want]
-            distinct = self.resharder.table(edge.value.shape, edge.value.dtype, list(rows), list(columns))
+            resharder = self.resharder.inside(edge.value.manual)
+            distinct = resharder.table(edge.value.shape, edge.value.dtype, list(rows), list(columns))
             self._tables[key] = distinct[np.ix_(at, to)]
         if edge.value in self.held:
             moved = [[bool(a.unreduced) and b != Layout(a.dims) for b in edge.want] for a in edge.have]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autoshard.boundary import boundaries
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, local_shape
-from autoshard.partition.emitter import boundaries
 from autoshard.program import Value
 from autoshard.rules import Kind
 
@@ -94,17 +94,21 @@ class _Buffers:
             elif item.kind is Kind.CONTROL:
                 (op,) = item.ops
                 boundary = boundaries(item)
-                stop = max([number, *(self.builder.numbers[g] for b in item.blocks for g in b.walk())])
+                stop = self.after(item)
                 for value, decider in zip(op.outputs, boundary.results, strict=True):
                     if value is not decider:
                         self.root[value] = decider
                 for value, decider in boundary.same.items():
                     self.root[value] = decider
+                mapped = op.name == "shard_map"
+                if mapped:  # what comes in is read in place
+                    pairs = zip(op.inputs, boundary.operands, strict=True)
+                    self.root |= {inner: a for a, (inner, _) in pairs if inner and isinstance(a, Value)}
                 for body in item.blocks:
                     self.uses(body, stop)
                 carried = set(boundary.results)
                 for atom, (inner, _) in zip(op.inputs, boundary.operands, strict=True):
-                    self.use(atom, number - 1 if inner in carried else stop)
+                    self.use(atom, number - 1 if inner in carried or mapped else stop)
                 for decider in boundary.results:
                     self.last[decider] = max(self.last[decider], stop)
             elif self.is_view(item):
@@ -115,6 +119,11 @@ class _Buffers:
                     self.use(value, number - 1 if in_place else number)
         for atom in block.outputs:
             self.use(atom, end)
+
+    def after(self, item: Group) -> int:
+        """Moment of the last group in the blocks of a control-flow group."""
+        numbers = self.builder.numbers
+        return max([numbers[item], *(numbers[g] for b in item.blocks for g in b.walk())])
 
     def is_view(self, item: Group) -> bool:
         """Tell a reshape that moves nothing (its kernel is free under every strategy)."""
@@ -145,10 +154,11 @@ class _Buffers:
                 continue
             if item.kind is Kind.CONTROL:
                 boundary = boundaries(item)
+                made = self.after(item) if item.ops[0].name == "shard_map" else number
                 for decider in boundary.results:
-                    self.add(decider, number, self.last[decider])
-                for inner, lead in boundary.operands:
-                    if inner is not None and lead:
+                    self.add(decider, made, self.last[decider])
+                for inner, crossing in boundary.operands:
+                    if inner is not None and crossing.lead:
                         self.add(inner, number, max(number, self.last[inner]))
                 for body in item.blocks:
                     self.block(body)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from autoshard.boundary import boundaries
 from autoshard.grouping import Block
-from autoshard.partition.emitter import boundaries
 from autoshard.program import Value
 from autoshard.rules import Kind
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autoshard.annotations import assignment_choices, pins
+from autoshard.boundary import deciding_values, free_axes
 from autoshard.choices import layouts
 from autoshard.errors import AutoshardError
 from autoshard.grouping import Group
 from autoshard.layout import Axes, Layout, mesh_size, replicated
-from autoshard.partition.emitter import deciding_values
 from autoshard.program import Value
 from autoshard.recipes import Recipe, Site, keep, site_of_group, site_of_value
 from autoshard.roles import Roles
@@ -89,7 +89,12 @@ class Study:
         """State the search problem of a recipe."""
         source, mesh = self.session.source, self.session.machine.mesh
         block, roles = source.block, self.roles
-        pinned = {v: self._layouts(v, site_of_value(v, roles), recipe) for v in deciding_values(block)}
+        mapped = {v for item in block.walk() if item.title == "shard_map" for v in item.outputs}
+        pinned = {
+            v: self._layouts(v, site_of_value(v, roles), recipe)
+            for v in deciding_values(block)
+            if v not in mapped
+        }
         for i, value in enumerate(block.inputs):
             kind = "parameter" if i in roles.parameters else "state" if i in roles.state else "data"
             pinned[value] = self._layouts(value, site_of_value(value, roles, kind), recipe)
@@ -101,7 +106,7 @@ class Study:
                 readers[value].append(item)
         for item in block.walk():
             if item.kind not in (Kind.CONTROL, Kind.IDENTITY):
-                options = assignment_choices(item.rule, given.get(item, {}), mesh)
+                options = assignment_choices(item.rule, given.get(item, {}), free_axes(mesh, item.manual))
                 site = site_of_group(item, roles, [r for v in item.outputs for r in readers[v]])
                 allowed[item] = keep(options, site, recipe)
         return build_model(
@@ -123,7 +128,8 @@ class Study:
         """Layouts that a recipe leaves to an array."""
         if site.kind == "data" and not site.activation:
             return [replicated(len(value.shape))]
-        found = {x.dims: x for x in layouts(value.shape, self.session.machine.mesh, even=True)}
+        mesh = free_axes(self.session.machine.mesh, value.manual)
+        found = {x.dims: x for x in layouts(value.shape, mesh, even=True)}
         options = [{f"d{d}": axes for d, axes in enumerate(key) if axes} for key in found]
         if site.kind == "data":  # the data come split by examples only, whatever is computed with them
             options = [a for a in options if set(a) <= set(site.batch)]

@@ -15,11 +15,13 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 from jax.extend.core import primitives as jax_primitives
+from jax.sharding import PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from autoshard.calls import body_of
 from autoshard.errors import TraceError
-from autoshard.program import Atom, Op, Program, Value, aval_of
+from autoshard.layout import Axes, from_spec
+from autoshard.program import Atom, Op, Program, Value, aval_of, shape_of
 from autoshard.references import gathered
 
 __all__ = ["IDENTITIES", "Traced", "trace"]
@@ -116,13 +118,17 @@ def _describe(names: Sequence[str], shapes: Sequence[jax.ShapeDtypeStruct]) -> s
 
 
 def _close(
-    closed: ClosedJaxpr, in_names: Sequence[str], out_names: Sequence[str], stack: str = ""
+    closed: ClosedJaxpr,
+    in_names: Sequence[str],
+    out_names: Sequence[str],
+    stack: str = "",
+    manual: frozenset[str] = frozenset(),
 ) -> Program:
-    builder = _Builder(stack)
+    builder = _Builder(stack, manual)
     env: dict[Any, Atom] = {}
     inputs = []
     for var, name in zip(closed.jaxpr.invars, in_names, strict=True):
-        env[var] = value = Value(aval=var.aval, name=name)
+        env[var] = value = Value(aval=var.aval, name=name, manual=manual)
         inputs.append(value)
     for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         env[var] = builder.const(var.aval, const)
@@ -143,18 +149,19 @@ def _read(env: Mapping[Any, Atom], atom: Any) -> Atom:
 class _Builder:
     """Collects the ops of one body while the calls in it are inlined.
 
-    `stack` are the names of the transformations and calls that the body stands in.
+    `stack` are the names of the transformations and calls that the body stands in, `manual` the axes of the
+    `shard_map`s.
     """
 
-    def __init__(self, stack: str) -> None:
-        self.stack = stack
+    def __init__(self, stack: str, manual: frozenset[str]) -> None:
+        self.stack, self.manual = stack, manual
         self.ops: list[Op] = []
         self.consts: list[tuple[Value, Any]] = []
         self._const_ids: dict[int, Value] = {}
 
     def const(self, aval: Any, array: Any) -> Value:
         if id(array) not in self._const_ids:
-            value = Value(aval=aval, name=f"constant {len(self.consts)}")
+            value = Value(aval=aval, name=f"constant {len(self.consts)}", manual=self.manual)
             self._const_ids[id(array)] = value
             self.consts.append((value, array))
         return self._const_ids[id(array)]
@@ -194,7 +201,7 @@ class _Builder:
 
     def _barrier(self, operands: tuple[Atom, ...], source_info: Any) -> tuple[Atom, ...]:
         held = [a for a in dict.fromkeys(operands) if isinstance(a, Value)]
-        outputs = {a: Value(aval=a.aval) for a in held}
+        outputs = {a: Value(aval=a.aval, manual=self.manual) for a in held}
         self.ops.append(
             Op(
                 primitive=_BARRIER.primitive,
@@ -211,7 +218,7 @@ class _Builder:
         if folded is not None:
             env[eqn.outvars[0]] = folded
             return
-        outputs = tuple(Value(aval=var.aval) for var in eqn.outvars)
+        outputs = tuple(Value(aval=var.aval, manual=self.manual) for var in eqn.outvars)
         for var, value in zip(eqn.outvars, outputs, strict=True):
             env[var] = value
         params, inputs, blocks = self._blocks(eqn, operands)
@@ -246,11 +253,49 @@ class _Builder:
         if eqn.primitive is jax_primitives.cond_p:
             held, branches = self._branches(eqn, params.pop("branches"))
             return params, operands[:1] + held + operands[1:], branches
+        if eqn.primitive.name == "shard_map":
+            return self._mapped(eqn, operands)
         return eqn.params, operands, ()
+
+    def _mapped(
+        self, eqn: Any, operands: tuple[Atom, ...]
+    ) -> tuple[Mapping[str, Any], tuple[Atom, ...], tuple[Program, ...]]:
+        """Turn the body of a `shard_map` into a block, and its specs into the manual axes of every dim."""
+        jaxpr, mesh = eqn.params["jaxpr"], dict(eqn.params["mesh"].shape)
+        manual = tuple(a for a in mesh if a in eqn.params["newly_manual_axes"])
+        builder = _Builder(self._stack(eqn), self.manual.union(manual))
+        env: dict[Any, Atom] = {}
+        taken: list[tuple[Value, Atom, Any]] = []  # inside, outside, spec
+        for var, atom, spec in zip(jaxpr.invars, operands, eqn.params["in_specs"], strict=True):
+            if isinstance(atom, Literal):
+                env[var] = atom
+            else:
+                env[var] = value = Value(aval=var.aval, manual=builder.manual)
+                taken.append((value, atom, spec))
+        builder.inline(jaxpr, env)
+        taken += [(v, self.const(v.aval, array), PartitionSpec()) for v, array in builder.consts]
+
+        def split(spec: Any, atom: Any) -> tuple[Axes, ...]:
+            dims = from_spec(spec, len(shape_of(atom))).dims
+            return tuple(tuple(a for a in axes if mesh[a] > 1) for axes in dims)
+
+        params = {
+            "manual": manual,
+            "mesh": tuple(mesh.items()),
+            "in_splits": tuple(split(spec, atom) for _, atom, spec in taken),
+            "out_splits": tuple(map(split, eqn.params["out_specs"], eqn.outvars)),
+        }
+        body = Program(
+            inputs=tuple(value for value, _, _ in taken),
+            consts=(),
+            ops=tuple(builder.ops),
+            outputs=tuple(_read(env, atom) for atom in jaxpr.outvars),
+        )
+        return params, tuple(atom for _, atom, _ in taken), (body,)
 
     def _block(self, eqn: Any, closed: ClosedJaxpr) -> tuple[tuple[Atom, ...], Program]:
         names = [""] * len(closed.in_avals), [""] * len(closed.out_avals)
-        body = _close(closed, *names, stack=self._stack(eqn))
+        body = _close(closed, *names, stack=self._stack(eqn), manual=self.manual)
         held = tuple(self.const(value.aval, array) for value, array in body.consts)
         inner = tuple(value for value, _ in body.consts)
         return held, Program(inputs=inner + body.inputs, consts=(), ops=body.ops, outputs=body.outputs)
@@ -263,7 +308,7 @@ class _Builder:
         aligned = []
         for values, body in blocks:
             own = dict(zip(values, body.inputs[: len(values)], strict=True))
-            first = tuple(own.get(value) or Value(aval=value.aval) for value in held)
+            first = tuple(own.get(value) or Value(aval=value.aval, manual=self.manual) for value in held)
             aligned.append(
                 Program(
                     inputs=first + body.inputs[len(values) :],
@@ -276,7 +321,9 @@ class _Builder:
 
 
 def _stays_put(eqn: Any) -> bool:
-    """Tell a `device_put` that names no place: inside a program it changes nothing."""
+    """Tell a `device_put` that names no place, and a constraint on a scalar: they change nothing."""
+    if eqn.primitive.name in ("reshard", "sharding_constraint"):
+        return not eqn.outvars[0].aval.shape
     return eqn.primitive.name == "device_put" and all(d is None for d in eqn.params["devices"])
 
 
@@ -346,6 +393,8 @@ def _trim(op: Op, out_live: list[bool]) -> Op:
         return _trim_while(op, out_live)
     if op.name == "cond":
         return _trim_cond(op, out_live)
+    if op.name == "shard_map":
+        return _trim_mapped(op, out_live)
     if op.name == "optimization_barrier" and not all(out_live):
         pairs = [(i, o) for i, o, keep in zip(op.inputs, op.outputs, out_live, strict=True) if keep]
         return replace(op, inputs=tuple(i for i, _ in pairs), outputs=tuple(o for _, o in pairs))
@@ -409,6 +458,21 @@ def _trim_while(op: Op, out_live: list[bool]) -> Op:
             _body_with(cond, cond_keep + carry_live, [True]),
             _body_with(body, body_keep + carry_live, carry_live),
         ),
+    )
+
+
+def _trim_mapped(op: Op, out_live: list[bool]) -> Op:
+    body, read = _live_part(op.blocks[0], out_live)
+    splits = {
+        "in_splits": _select(op.params["in_splits"], read),
+        "out_splits": _select(op.params["out_splits"], out_live),
+    }
+    return replace(
+        op,
+        params=dict(op.params) | splits,
+        inputs=_select(op.inputs, read),
+        outputs=_select(op.outputs, out_live),
+        blocks=(_body_with(body, read, out_live),),
     )
 
 

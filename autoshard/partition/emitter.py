@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
+from autoshard.boundary import Boundary, boundaries
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, MeshShape, replicated, to_spec
 from autoshard.partition.reshard import Resharder
@@ -26,11 +27,8 @@ from autoshard.program import Atom, Op, Value, shape_of
 from autoshard.rules import Assignment, Kind, family
 
 __all__ = [
-    "Boundary",
     "Decisions",
-    "boundaries",
     "constrained",
-    "deciding_values",
     "emit_group",
     "number_groups",
     "spmd",
@@ -48,65 +46,6 @@ class Decisions:
     assignments: Mapping[Group, Assignment]
     layouts: Mapping[Value, Layout]
     outputs: tuple[Layout, ...]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Boundary:
-    """Which values of a control-flow group are decided, and what follows them.
-
-    `operands[i]` is the inner value that decides how input i of the op arrives, with the number of leading
-    dims that the op strips (1 for what a scan slices). `results[j]` is the value that decides output j.
-    `yields` lists (block index, output index, deciding value, leading dims) for what the blocks return.
-    `same` maps further inner values to the one that decides them.
-    """
-
-    operands: tuple[tuple[Value | None, int], ...]
-    results: tuple[Value, ...]
-    yields: tuple[tuple[int, int, Value, int], ...]
-    same: Mapping[Value, Value]
-
-
-def boundaries(item: Group) -> Boundary:
-    """Return the boundary of a `scan`, `while` or `cond` group."""
-    (op,) = item.ops
-    if op.name == "scan":
-        return _scan_boundary(op, item.blocks[0])
-    if op.name == "while":
-        return _while_boundary(op, *item.blocks)
-    return _cond_boundary(op, item.blocks)
-
-
-def _scan_boundary(op: Op, body: Block) -> Boundary:
-    consts, carries = op.params["num_consts"], op.params["num_carry"]
-    operands = tuple((value, 1 if i >= consts + carries else 0) for i, value in enumerate(body.inputs))
-    carried = body.inputs[consts : consts + carries]
-    stacked = op.outputs[carries:]
-    yields = [(0, j, value, 0) for j, value in enumerate(carried)]
-    yields += [(0, carries + j, value, 1) for j, value in enumerate(stacked)]
-    return Boundary(operands=operands, results=carried + stacked, yields=tuple(yields), same={})
-
-
-def _while_boundary(op: Op, cond: Block, body: Block) -> Boundary:
-    split, more = op.params["cond_nconsts"], op.params["body_nconsts"]
-    carried = body.inputs[more:]
-    operands = (*cond.inputs[:split], *body.inputs)
-    return Boundary(
-        operands=tuple((value, 0) for value in operands),
-        results=carried,
-        yields=tuple((1, j, value, 0) for j, value in enumerate(carried)),
-        same=dict(zip(cond.inputs[split:], carried, strict=True)),
-    )
-
-
-def _cond_boundary(op: Op, branches: Sequence[Block]) -> Boundary:
-    first = branches[0].inputs
-    same = {value: first[i] for branch in branches[1:] for i, value in enumerate(branch.inputs)}
-    return Boundary(
-        operands=((None, 0), *((value, 0) for value in first)),
-        results=op.outputs,
-        yields=tuple((b, j, value, 0) for b in range(len(branches)) for j, value in enumerate(op.outputs)),
-        same=same,
-    )
 
 
 def number_groups(block: Block) -> dict[Group, int]:
@@ -134,14 +73,6 @@ def emit_group(
         results = family(op).emit(op, arrays, item.view(i, assignment, mesh, devices))
         env.update(zip(op.outputs, results, strict=True))
     return [env[v] for v in item.outputs]
-
-
-def _extended(layout: Layout, lead: int) -> Layout:
-    return Layout(((),) * lead + layout.dims, layout.unreduced, layout.monoid)
-
-
-def _inner(layout: Layout, lead: int) -> Layout:
-    return Layout(layout.dims[lead:], layout.unreduced, layout.monoid)
 
 
 Env = dict[Value, tuple[Any, Layout]]
@@ -209,10 +140,11 @@ class AbstractEmitter(abc.ABC):
         boundary = boundaries(item)
         with jax.named_scope(f"r{self.numbers[item]}"):
             operands = []
-            for atom, (inner, lead) in zip(op.inputs, boundary.operands, strict=True):
+            for atom, (inner, crossing) in zip(op.inputs, boundary.operands, strict=True):
                 layout = self._layout(boundary, inner) if inner is not None else Layout(())
-                operands.append(self._read(env, atom, _extended(layout, lead)))
-        emit = {"scan": self._scan, "while": self._while, "cond": self._cond}[op.name]
+                operands.append(self._read(env, atom, crossing.outside(layout)))
+        emitters = {"scan": self._scan, "while": self._while, "cond": self._cond, "shard_map": self._mapped}
+        emit = emitters[op.name]
         with jax.named_scope(f"g{self.numbers[item]}.{op.name}"):
             results = emit(item, op, boundary, operands)
         for value, decider, array in zip(op.outputs, boundary.results, results, strict=True):
@@ -229,12 +161,12 @@ class AbstractEmitter(abc.ABC):
             env[value] = self.settle(array, layout), layout
         read = self.block(body, env)
         results = []
-        wanted = {j: (value, lead) for b, j, value, lead in boundary.yields if b == index}
+        wanted = {j: (value, crossing) for b, j, value, crossing in boundary.yields if b == index}
         with jax.named_scope("yield"):
             for j, atom in enumerate(body.outputs):
                 if j in wanted:
-                    value, lead = wanted[j]
-                    layout = _inner(self.decisions.layouts[value], lead)
+                    value, crossing = wanted[j]
+                    layout = crossing.inside(self.decisions.layouts[value])
                 else:
                     layout = replicated(len(shape_of(atom)))
                 results.append(read(atom, layout))
@@ -285,6 +217,10 @@ class AbstractEmitter(abc.ABC):
         index = lax.convert_element_type(operands[0], np.dtype("int32"))
         return list(lax.switch(index, branches, *operands[1:]))
 
+    def _mapped(self, item: Group, op: Op, boundary: Boundary, operands: list[Any]) -> Sequence[Any]:
+        """Emit the body of a `shard_map`: local arrays are its operands as they are."""
+        return self._run(boundary, item.blocks[0], 0, operands)
+
 
 class _Local(AbstractEmitter):
     """Emits local arrays and explicit collectives: the body of a `shard_map`."""
@@ -294,7 +230,7 @@ class _Local(AbstractEmitter):
         self.resharder = resharder
 
     def move(self, array: Any, value: Value, have: Layout, want: Layout) -> Any:
-        found = self.resharder.find(value.shape, value.dtype, have, want)
+        found = self.resharder.inside(value.manual).find(value.shape, value.dtype, have, want)
         if found.seconds == float("inf"):
             raise AssertionError(f"{value!r} cannot go from {have} to {want}")
         return apply_steps(array, found.steps, value.shape, self.resharder.machine.mesh)
@@ -316,7 +252,8 @@ class _Constrained(AbstractEmitter):
         self.resharder, self.mesh = resharder, mesh
 
     def move(self, array: Any, value: Value, have: Layout, want: Layout) -> Any:
-        for step in self.resharder.find(value.shape, value.dtype, have, want).steps:
+        found = self.resharder.inside(value.manual).find(value.shape, value.dtype, have, want)
+        for step in found.steps:
             array = self._constrain(array, step.after)
         return array
 
@@ -326,6 +263,25 @@ class _Constrained(AbstractEmitter):
     def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
         results = emit_group(item, operands, {}, {}, self.mesh)
         return [self._constrain(x, item.output_layout(j, assignment)) for j, x in enumerate(results)]
+
+    def _mapped(self, item: Group, op: Op, boundary: Boundary, operands: list[Any]) -> Sequence[Any]:
+        around, manual = self.mesh, op.params["manual"]
+
+        def body(*arrays: Any) -> list[Any]:
+            self.mesh = jax.sharding.get_abstract_mesh()
+            results = self._run(boundary, item.blocks[0], 0, arrays)
+            self.mesh = around
+            return results
+
+        mapped: Any = jax.shard_map(
+            body,
+            mesh=around,
+            in_specs=tuple(to_spec(Layout(split)) for split in op.params["in_splits"]),
+            out_specs=[to_spec(Layout(split)) for split in op.params["out_splits"]],
+            axis_names=set(manual),
+            check_vma=False,
+        )
+        return list(mapped(*operands))
 
     def _constrain(self, array: Any, layout: Layout) -> Any:
         if layout.unreduced or not layout.dims:
@@ -382,15 +338,3 @@ def constrained(
     """
     emitter = _Constrained(block, decisions, resharder, mesh)
     return lambda *arrays: _run_program(emitter, block, (*arrays, *(array for _, array in block.consts)))
-
-
-def deciding_values(block: Block) -> tuple[Value, ...]:
-    """List the values whose layout is decided by itself: inputs, constants, what loops and branches take."""
-    found: dict[Value, None] = dict.fromkeys(block.inputs)
-    found |= dict.fromkeys(value for value, _ in block.consts)
-    for item in block.walk():
-        if item.kind is Kind.CONTROL:
-            boundary = boundaries(item)
-            found |= dict.fromkeys(value for value, _ in boundary.operands if value is not None)
-            found |= dict.fromkeys(boundary.results)
-    return tuple(found)

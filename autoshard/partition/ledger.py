@@ -214,7 +214,8 @@ class Ledger:
         kind = COLLECTIVES[eqn.primitive.name]
         axes = eqn.params.get("axes") or eqn.params.get("axis_name")
         names = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
-        number = reshard_tag(eqn)
+        tag = group_tag(eqn)
+        number = tag[0] if tag else reshard_tag(eqn)
         source = self.sources.get(number, "")
         self.entries.append(
             Entry(

@@ -91,13 +91,20 @@ def _seconds(previous: np.ndarray, prices: np.ndarray) -> np.ndarray:
 class Resharder:
     """Plans and prices resharding on one machine; remembers what it found."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self._axes = tuple(a for a, n in machine.mesh.items() if n > 1)
+    def __init__(self, machine: Machine, manual: frozenset[str] = frozenset()) -> None:
+        self.machine, self.manual = machine, manual
+        self._axes = tuple(a for a, n in machine.mesh.items() if n > 1 and a not in manual)
+        self._inside: dict[frozenset[str], Resharder] = {manual: self}
         self._devices = math.prod(machine.mesh.values())
         self._found: dict[tuple[Any, ...], Reshard] = {}
         self._graphs: dict[tuple[Any, ...], _Graph] = {}
         self._paths: dict[tuple[Any, ...], _Paths] = {}
+
+    def inside(self, manual: frozenset[str]) -> Resharder:
+        """Return the resharder for values that differ along the manual axes of a `shard_map`: it leaves these alone."""
+        if manual not in self._inside:
+            self._inside[manual] = Resharder(self.machine, manual)
+        return self._inside[manual]
 
     def find(self, shape: tuple[int, ...], dtype: Any, source: Layout, target: Layout) -> Reshard:
         """Return the cheapest steps from `source` to `target` for an array of global `shape`."""

@@ -1,61 +1,86 @@
-"""`shard_map` inside the user's function: its boundary layouts are given, its body runs as it stands."""
+"""Collectives that the user wrote, over the manual axes of a `shard_map`: they pass on the dims that they leave alone.
+
+Inside a `shard_map` an array is the part of one device along the manual axes. The other mesh axes split it
+further, as anywhere; a collective over manual axes runs alike in every part.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import Literal, jaxpr_as_fun
 
-from autoshard.layout import MeshShape, from_spec
 from autoshard.program import Op, aval_of, shape_of
 from autoshard.rules.registry import Family, Kind, LocalView, register
-from autoshard.rules.rule import Assignment, Dims, ShardingRule
+from autoshard.rules.rule import Dims, ShardingRule
+
+# Reductions whose results are sums of what their operands are: partial sums pass.
+_LINEAR = frozenset({"psum", "psum_invariant", "ppermute"})
 
 
-def _rule(op: Op) -> ShardingRule:
-    sizes: dict[str, int] = {}
-
-    def dims(prefix: str, shape: tuple[int, ...]) -> Dims:
-        found = []
-        for d, n in enumerate(shape):
-            sizes[f"{prefix}d{d}"] = n
-            found.append((f"{prefix}d{d}",) if n > 1 else ())
-        return tuple(found)
-
-    return ShardingRule(
-        inputs=tuple(dims(f"i{k}", shape_of(a)) for k, a in enumerate(op.inputs)),
-        outputs=tuple(dims(f"o{k}", v.shape) for k, v in enumerate(op.outputs)),
-        sizes=sizes,
-    )
+def _free(shape: Sequence[int], prefix: str, whole: Sequence[int] = ()) -> Dims:
+    """Dims with a factor each, but for some that stay whole."""
+    return tuple((f"{prefix}{d}",) if n > 1 and d not in whole else () for d, n in enumerate(shape))
 
 
-def boundary_assignment(op: Op, mesh: MeshShape) -> Assignment:
-    """Return the one assignment that a `shard_map` allows: the layouts that its specs name.
+def _sizes(shape: Sequence[int], prefix: str) -> dict[str, int]:
+    return {f"{prefix}{d}": n for d, n in enumerate(shape)}
 
-    Raises:
-      ValueError: its mesh axes are not axes of `mesh` with the same sizes.
-    """
-    own = dict(op.params["mesh"].shape)
-    if any(mesh.get(a) != n for a, n in own.items()):
-        raise ValueError(
-            f"{op.source}: the shard_map inside the function is over the mesh {own}; the plan's mesh is"
-            f" {dict(mesh)}. Plan on a mesh that has its axes, with the same sizes."
-        )
-    assignment = {}
-    for prefix, specs, atoms in (
-        ("i", op.params["in_specs"], op.inputs),
-        ("o", op.params["out_specs"], op.outputs),
-    ):
-        for k, (spec, atom) in enumerate(zip(specs, atoms, strict=True)):
-            for d, axes in enumerate(from_spec(spec, len(shape_of(atom))).dims):
-                kept = tuple(a for a in axes if mesh[a] > 1)
-                if kept:
-                    assignment[f"{prefix}{k}d{d}"] = kept
-    return assignment
+
+def _elementwise_rule(op: Op) -> ShardingRule:
+    shapes = [shape_of(a) for a in op.inputs]
+    dims = tuple(_free(shape, f"i{k}d") for k, shape in enumerate(shapes))
+    sizes = {f: n for k, shape in enumerate(shapes) for f, n in _sizes(shape, f"i{k}d").items()}
+    linear = tuple(range(len(shapes))) if op.name in _LINEAR else ()
+    return ShardingRule(inputs=dims, outputs=dims, sizes=_used(sizes, dims), linear=linear)
+
+
+def _used(sizes: dict[str, int], sides: Sequence[Dims]) -> dict[str, int]:
+    used = {f for dims in sides for dim in dims for f in dim}
+    return {f: n for f, n in sizes.items() if f in used}
+
+
+def _moving_rule(op: Op) -> ShardingRule:
+    """Rule of a collective that gathers, scatters or exchanges along some dims."""
+    (shape,), p = [shape_of(a) for a in op.inputs], op.params
+    if op.name == "all_to_all":
+        taken, made = p["split_axis"], p["concat_axis"]
+    elif op.name == "reduce_scatter":
+        taken, made = p["scatter_dimension"], None
+    else:
+        taken, made = None, p["all_gather_dimension"]
+    if len(op.outputs[0].shape) == len(shape):
+        dims = outs = _free(shape, "d", [d for d in (taken, made) if d is not None])
+    else:
+        dims = _free(shape, "d", () if taken is None else (taken,))
+        rest = [dim for d, dim in enumerate(dims) if d != taken]
+        outs = tuple(rest if made is None else [*rest[:made], (), *rest[made:]])
+    return ShardingRule(inputs=(dims,), outputs=(outs,), sizes=_used(_sizes(shape, "d"), [dims]), linear=(0,))
+
+
+def _scalar_rule(op: Op) -> ShardingRule:
+    return ShardingRule(inputs=(), outputs=((),), sizes={})
+
+
+def _bind(primitive: Any, p: Any, arrays: Sequence[Any]) -> list[Any]:
+    """Bind a primitive with varying-axis checks off, as in the program around it."""
+    name = primitive.name
+    if name in ("pvary", "pcast"):
+        return list(arrays)
+    if name == "psum_invariant":
+        return list(lax.psum(list(arrays), p["axes"]))
+    if name == "all_gather_invariant":
+        dim, tiled = p["all_gather_dimension"], p["tiled"]
+        return [lax.all_gather(x, p["axis_name"], axis=dim, tiled=tiled) for x in arrays]
+    made = primitive.bind(*arrays, **primitive.get_bind_params(p))
+    return list(made) if primitive.multiple_results else [made]
+
+
+def _emit(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
+    return _bind(op.primitive, op.params, operands)
 
 
 def evaluate(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
@@ -71,47 +96,40 @@ def evaluate(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
         if name in ("jit", "pjit", "closed_call"):
             inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
             results = evaluate(inner.jaxpr, arrays) if not inner.consts else jaxpr_as_fun(inner)(*arrays)
-        elif name in ("pvary", "pcast", "pbroadcast"):
-            results = arrays
-        elif name == "psum_invariant":
-            results = list(lax.psum(arrays, eqn.params["axes"]))
-        elif name == "all_gather_invariant":
-            p = eqn.params
-            results = [
-                lax.all_gather(x, p["axis_name"], axis=p["all_gather_dimension"], tiled=p["tiled"])
-                for x in arrays
-            ]
         else:
-            made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
-            results = list(made) if eqn.primitive.multiple_results else [made]
+            results = _bind(eqn.primitive, eqn.params, arrays)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(a) for a in jaxpr.outvars]
 
 
-def _emit(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
-    def body(*arrays: Any) -> list[Any]:
-        return evaluate(op.params["jaxpr"], arrays)
-
-    if view.devices is None:
-        return list(body(*operands))
-    mapped = jax.shard_map(
-        body,
-        mesh=view.devices,
-        in_specs=tuple(op.params["in_specs"]),
-        out_specs=list(op.params["out_specs"]),
-        check_vma=False,
-    )
-    return list(mapped(*operands))
-
-
 register(
     Family(
-        name="shard_map",
+        name="manual reduction",
         kind=Kind.SINGLE,
-        rule=_rule,
+        rule=_elementwise_rule,
         special=lambda op, view: True,
         emit_special=_emit,
-        about="operands and results take the layouts that it names; its body runs as it stands",
+        about="over the manual axes of a shard_map, alike in every part by the others",
     ),
-    ["shard_map"],
+    ["psum", "psum_invariant", "pmax", "pmin", "ppermute"],
+)
+register(
+    Family(
+        name="manual exchange",
+        kind=Kind.SINGLE,
+        rule=_moving_rule,
+        special=lambda op, view: True,
+        emit_special=_emit,
+        about="over the manual axes of a shard_map; the dims that it gathers, scatters or exchanges stay whole",
+    ),
+    ["all_gather", "all_gather_invariant", "reduce_scatter", "all_to_all"],
+)
+register(
+    Family(
+        name="manual index",
+        kind=Kind.SINGLE,
+        rule=_scalar_rule,
+        about="the place of a device along a manual axis of a shard_map",
+    ),
+    ["axis_index"],
 )

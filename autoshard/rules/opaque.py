@@ -73,6 +73,15 @@ register(
     ["scan", "while", "cond"],
 )
 register(
+    Family(
+        name="shard_map",
+        kind=Kind.CONTROL,
+        rule=opaque_rule,
+        about="operands and results keep the axes that it names; its body is split op by op over the others",
+    ),
+    ["shard_map"],
+)
+register(
     Family(name="identity", kind=Kind.IDENTITY, rule=opaque_rule, about="every operand keeps its layout"),
     ["optimization_barrier"],
 )

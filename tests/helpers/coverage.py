@@ -26,11 +26,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coverage.md"
 CENSUS = ROOT / "tests" / "data" / "primitives.csv"
 
-# Collectives and what goes with them exist inside `shard_map` only.
-_MANUAL = frozenset(
-    """all_gather all_gather_invariant all_to_all axis_index pmax pmin ppermute psum psum_invariant
-    ragged_all_to_all reduce_scatter""".split()
-)
 # Primitives of JAX and of equinox whose implementation, traced, takes their place.
 _IMPLEMENTED = frozenset(
     """composite custom_linear_solve custom_vmap_call linear_call nonbatchable select_if_vmap unvmap_any
@@ -76,8 +71,6 @@ def _treatment(name: str) -> tuple[str, str]:
         return "call", "inlined: its implementation is traced in its place"
     if name in _REFERENCES:
         return families["references"].name, families["references"].about
-    if name in _MANUAL:
-        return families["shard_map"].name, "runs as it stands, in the body of a shard_map"
     return families["<opaque>"].name, families["<opaque>"].about
 
 

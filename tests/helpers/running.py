@@ -11,10 +11,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 import cost_models as cm
+from autoshard.boundary import boundaries, deciding_values, free_axes
 from autoshard.choices import assignments, layouts
 from autoshard.grouping import PARTIAL, Block, Group
 from autoshard.layout import Layout, replicated
-from autoshard.partition.emitter import Decisions, boundaries, deciding_values
+from autoshard.partition.emitter import Decisions
 from autoshard.program import Value
 from autoshard.rules import Assignment, Kind
 from autoshard.session import Session, Source
@@ -101,21 +102,32 @@ class _Draw:
         self.have: dict[Value, Layout] = {}
 
     def run(self) -> Decisions:
-        self.values = {v: self.layout(v.shape) for v in deciding_values(self.block)}
+        self.values = {v: self.layout(v.shape, manual=v.manual) for v in deciding_values(self.block)}
         for value in (*self.block.inputs, *(v for v, _ in self.block.consts)):
             self.values[value] = self.layout(value.shape, even=True)
         for item in self.block.walk():
             if item.kind is Kind.CONTROL:
-                for _, _, decider, lead in boundaries(item).yields:
-                    self.values[decider] = Layout(((),) * lead + self.values[decider].dims[lead:])
+                boundary = boundaries(item)
+                for inner, crossing in boundary.operands:
+                    if inner is not None and crossing.manual:
+                        self.values[inner] = self.layout(inner.shape, True, inner.manual)
+                for index, j, decider, crossing in boundary.yields:
+                    self.values[decider] = crossing.fitted(self.values[decider])
+                    if crossing.manual:
+                        shape = item.blocks[index].outputs[j].aval.shape
+                        inner = self.layout(shape, True, crossing.manual | decider.manual)
+                        self.values[decider] = crossing.outside(inner)
         for value in (*self.block.inputs, *(v for v, _ in self.block.consts)):
             self.have[value] = self.values[value]
         self.walk(self.block)
         outputs = tuple(self.layout(tuple(a.aval.shape), even=True) for a in self.block.outputs)
         return Decisions(assignments=self.groups, layouts=self.values, outputs=outputs)
 
-    def layout(self, shape: Sequence[int], even: bool = False) -> Layout:
-        options = layouts(shape, self.mesh, even=even, waste=float(self.rng.choice([0, 0.25, 100])))
+    def layout(
+        self, shape: Sequence[int], even: bool = False, manual: frozenset[str] = frozenset()
+    ) -> Layout:
+        mesh = free_axes(self.mesh, manual)
+        options = layouts(shape, mesh, even=even, waste=float(self.rng.choice([0, 0.25, 100])))
         picked = options[int(self.rng.integers(len(options)))]
         return Layout(tuple(tuple(str(a) for a in self.rng.permutation(list(d))) for d in picked.dims))
 
@@ -140,7 +152,11 @@ class _Draw:
 
     def assignment(self, item: Group) -> Assignment:
         waste = float(self.rng.choice([0, 0.25, 100]))
-        options = [a for a in assignments(item.rule, self.mesh, waste) if self.supplied(item, a)]
+        options = [
+            a
+            for a in assignments(item.rule, free_axes(self.mesh, item.manual), waste)
+            if self.supplied(item, a)
+        ]
         partial = [a for a in options if a.get(PARTIAL)]
         summing = [a for a in options if any(a.get(f) for f in item.rule.reduce)]
         if partial and self.rng.random() < self.partial:
