@@ -172,6 +172,10 @@ class _Reader:
         dims = self._dims(name, spec, shape)
         if isinstance(target, int):
             self.pins.outputs[target] = dims
+            return
+        manual = target.value.manual.intersection(a for axes in dims for a in axes or ())
+        if manual:
+            self.wrong.append(f"{name}: {'*'.join(sorted(manual))} is manual in the shard_map around it")
         elif target.group is None:
             self._once(target.value, "", dims, name)
             self._crosses(target.value, dims, name)
@@ -206,13 +210,9 @@ class _Reader:
                 fixed[factor] = part
 
     def _crosses(self, value: Value, given: Given, name: str) -> None:
-        """Check that a loop can stack, or a `shard_map` take or return, a value as it is pinned."""
-        wanted = Layout(tuple(axes or () for axes in given))
-        taken = {a for axes in wanted.dims for a in axes} & value.manual
-        if taken:
-            self.wrong.append(f"{name}: {'*'.join(sorted(taken))} is manual in the shard_map around it")
+        """Check that a loop can stack, or a `shard_map` return, a value as it is pinned."""
         if value in self.leaving:
-            found = self.leaving[value].fitted(wanted).dims
+            found = self.leaving[value].fitted(Layout(tuple(axes or () for axes in given))).dims
             if any(axes is not None and axes != x for axes, x in zip(given, found, strict=True)):
                 self.wrong.append(
                     f"{name}: leaving its loop or shard_map it can be {to_spec(Layout(found))} instead"

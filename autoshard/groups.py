@@ -56,14 +56,14 @@ class Group:
         partial = assignment.get(PARTIAL, ())
         return Layout(layout.dims, layout.unreduced + partial) if partial else layout
 
-    def view(self, index: int, assignment: Assignment, mesh: MeshShape, devices: Any = None) -> LocalView:
+    def view(self, index: int, assignment: Assignment, mesh: MeshShape) -> LocalView:
         """Return what the emission of op `index` knows when the group is split by `assignment`."""
         mapping = self.factors[index]
         own = {f: assignment[g] for f, g in mapping.items() if assignment.get(g)}
         ring = ring_of(assignment)
         if ring is not None:
             ring = ring._replace(factor=next(f for f, g in mapping.items() if g == ring.factor))
-        return LocalView(rule=self.op_rules[index], assignment=own, mesh=mesh, devices=devices, ring=ring)
+        return LocalView(rule=self.op_rules[index], assignment=own, mesh=mesh, ring=ring)
 
     @property
     def is_copy(self) -> bool:

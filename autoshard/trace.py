@@ -276,6 +276,10 @@ class _Builder:
         taken += [(v, self.const(v.aval, array), PartitionSpec()) for v, array in builder.consts]
 
         def split(spec: Any, atom: Any) -> tuple[Axes, ...]:
+            if spec.unreduced or spec.reduced:
+                raise TraceError(
+                    f"The shard_map has the spec {spec}: only specs without unreduced axes are read."
+                )
             dims = from_spec(spec, len(shape_of(atom))).dims
             return tuple(tuple(a for a in axes if mesh[a] > 1) for axes in dims)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -235,8 +236,6 @@ def test_what_the_user_gathers_is_counted() -> None:
 
 
 def test_annotations_inside_must_not_name_manual_axes() -> None:
-    from jax.ad_checkpoint import checkpoint_name
-
     def fn(x: Any) -> Any:
         body = lambda x: checkpoint_name(jnp.tanh(x), "inner") * 2  # noqa: E731
         return mapped(body, ABSTRACT, {"data"}, P("data"), P("data"))(x)
@@ -245,7 +244,7 @@ def test_annotations_inside_must_not_name_manual_axes() -> None:
     plan = autoshard.evaluate(fn, *args, topology="v3", mesh=MESH, annotations={"inner": P(None, "model")})
     assert plan.out_specs == P("data", "model")
     session = session_of(fn, args, MESH)
-    with pytest.raises(SpecError, match="cannot be computed so|is manual"):
+    with pytest.raises(SpecError, match=r"inner .*: data is manual in the shard_map around it"):
         pins(session.source.traced, session.source.block, MESH, {"inner": P(None, "data")})
 
 
@@ -253,3 +252,16 @@ def test_a_mesh_that_is_not_the_plans() -> None:
     fn, args, _ = case("plain")
     with pytest.raises(SpecError, match="Plan on a mesh that has its axes, with the same sizes"):
         autoshard.suggest(fn, *args, topology="v3", mesh={"data": 4, "model": 2})
+
+
+def test_a_result_leaves_as_its_spec_says() -> None:
+    def fn(x: Any) -> Any:
+        return checkpoint_name(mapped(jnp.tanh, ABSTRACT, {"data"}, P("data"), P("data"))(x), "made") * 2
+
+    args = arrays(X)
+    plan = autoshard.suggest(fn, *args, topology="v3", mesh=MESH, annotations={"made": P(("data", "model"))})
+    assert plan.coverage.complete
+    with pytest.raises(
+        SpecError, match=r"leaving its loop or shard_map it can be P\('data', 'model'\) instead"
+    ):
+        autoshard.suggest(fn, *args, topology="v3", mesh=MESH, annotations={"made": P(None, "model")})

@@ -58,19 +58,17 @@ def literal(atom: Any) -> Any:
     return np.asarray(atom.val, atom.aval.dtype)
 
 
-def emit_group(
-    item: Group, operands: Sequence[Any], assignment: Assignment, mesh: MeshShape, devices: Any = None
-) -> list[Any]:
+def emit_group(item: Group, operands: Sequence[Any], assignment: Assignment, mesh: MeshShape) -> list[Any]:
     """Bind the local computation of a group on local operands (in the layouts that it reads).
 
-    With `devices`, a device mesh, the operands are global and so is the computation.
+    Without a mesh the operands are whole, and so is the computation.
     """
     env: dict[Value, Any] = dict(zip(item.inputs, operands, strict=True))
     if item.is_copy:
         return list(operands)
     for i, op in enumerate(item.ops):
         arrays = [env[a] if isinstance(a, Value) else literal(a) for a in op.inputs]
-        results = family(op).emit(op, arrays, item.view(i, assignment, mesh, devices))
+        results = family(op).emit(op, arrays, item.view(i, assignment, mesh))
         env.update(zip(op.outputs, results, strict=True))
     return [env[v] for v in item.outputs]
 
@@ -261,7 +259,7 @@ class _Constrained(AbstractEmitter):
         return self._constrain(array, layout)
 
     def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
-        results = emit_group(item, operands, {}, {}, self.mesh)
+        results = emit_group(item, operands, {}, {})
         return [self._constrain(x, item.output_layout(j, assignment)) for j, x in enumerate(results)]
 
     def _mapped(self, item: Group, op: Op, boundary: Boundary, operands: list[Any]) -> Sequence[Any]:

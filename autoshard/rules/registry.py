@@ -44,7 +44,6 @@ class LocalView:
     rule: ShardingRule
     assignment: Assignment
     mesh: MeshShape
-    devices: Any = None  # the device mesh when the arrays are global: XLA's partitioner splits them
     ring: Ring | None = None
 
     def axes(self, factor: str) -> Axes:

@@ -116,7 +116,9 @@ def _gather(op: Op, operands: Sequence[Any], rule: ShardingRule, ring: Ring, way
         return _product(op, pair, wide), start
 
     def put(total: Any, piece: Any, start: Any) -> Any:
-        return total + piece if out is None else lax.dynamic_update_slice_in_dim(total, piece, start, axis=out)
+        return (
+            total + piece if out is None else lax.dynamic_update_slice_in_dim(total, piece, start, axis=out)
+        )
 
     def body(carry: Any, step: Any) -> tuple[Any, None]:
         held, total = carry
