@@ -9,6 +9,7 @@ from autoshard.rules import (  # noqa: F401  (importing a family registers it)
     host,
     indexing,
     joining,
+    joining,
     linalg,
     manual,
     opaque,
@@ -17,6 +18,7 @@ from autoshard.rules import (  # noqa: F401  (importing a family registers it)
     random,
     reduction,
     shape,
+    slicing,
     slicing,
 )
 from autoshard.rules.registry import Family, Kind, LocalView, families, family, register

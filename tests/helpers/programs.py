@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from tests.helpers.moves import MOVES
+from tests.helpers.moves import MOVES
 from tests.helpers.steps import STEPS
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 8, 9, 16)
@@ -735,5 +736,6 @@ FAMILIES: dict[str, Callable[[Pool], None]] = {
     "loop": _loop,
     "model": _model,
     **STEPS,
+    **MOVES,
     **MOVES,
 }
