@@ -9,7 +9,6 @@ from autoshard.rules import (  # noqa: F401  (importing a family registers it)
     host,
     indexing,
     joining,
-    joining,
     linalg,
     manual,
     opaque,
@@ -18,7 +17,6 @@ from autoshard.rules import (  # noqa: F401  (importing a family registers it)
     random,
     reduction,
     shape,
-    slicing,
     slicing,
 )
 from autoshard.rules.registry import Family, Kind, LocalView, families, family, register

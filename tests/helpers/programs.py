@@ -18,7 +18,6 @@ import numpy as np
 from jax import lax
 
 from tests.helpers.moves import MOVES
-from tests.helpers.moves import MOVES
 from tests.helpers.steps import STEPS
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 8, 9, 16)
@@ -736,6 +735,5 @@ FAMILIES: dict[str, Callable[[Pool], None]] = {
     "loop": _loop,
     "model": _model,
     **STEPS,
-    **MOVES,
     **MOVES,
 }
