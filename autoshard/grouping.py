@@ -64,6 +64,11 @@ class _Draft:
     sums: bool = False  # adds up what products leave, perhaps as partial sums: nothing else joins
 
 
+def _combines(rule: ShardingRule) -> str | None:
+    """How a reduction's results are combined: kernels end in reductions of one way only."""
+    return next(iter((*rule.reduce.values(), *rule.exchange.values())), None)
+
+
 def _volume(op: Op) -> int:
     return max(math.prod(shape_of(a)) for a in (*op.inputs, *op.outputs))
 
@@ -188,7 +193,7 @@ class _Clusters:
         self._add(draft, op)
         if fam.kind is Kind.REDUCTION:
             draft.closed.update(op.outputs)
-            draft.monoid = next(iter(fam.rule(op).reduce.values()), None) or draft.monoid
+            draft.monoid = _combines(fam.rule(op)) or draft.monoid
 
     def _adds_products(self, op: Op, bases: Sequence[Value]) -> bool:
         """Tell a sum of results of products or lookups' gradients, or of such sums: best added before reduced."""
@@ -214,7 +219,7 @@ class _Clusters:
         if best.read and any(rank >= best.rank for rank in others):
             return None
         if fam.kind is Kind.REDUCTION:
-            monoid = next(iter(fam.rule(op).reduce.values()), None)
+            monoid = _combines(fam.rule(op))
             if best.monoid not in (None, monoid):
                 return None
         best.rank = max([best.rank] + [rank + 1 for rank in others])

@@ -6,6 +6,7 @@ from autoshard.rules import (  # noqa: F401  (importing a family registers it)
     contraction,
     convolution,
     elementwise,
+    fft,
     host,
     indexing,
     joining,
@@ -18,6 +19,7 @@ from autoshard.rules import (  # noqa: F401  (importing a family registers it)
     reduction,
     shape,
     slicing,
+    sort,
 )
 from autoshard.rules.registry import Family, Kind, LocalView, families, family, register
 from autoshard.rules.rule import Assignment, ShardingRule

@@ -213,7 +213,7 @@ REST = [
         "reduce",
         lambda x: lax.reduce(x, 0.0, lambda a, b: jnp.maximum(a, b) + 0.0, (1,)),
         (f32(5, 3, 4),),
-        "(d0 1 d2), () -> (d0 d2)",
+        "(d0 d1 d2), () -> (d0 d2) {exchange: d1=merge}",
     ),
     Case("reduce_precision", lambda x: lax.reduce_precision(x / 3, 8, 7), (f32(5, 4),), "(d0 d1) -> (d0 d1)"),
     Case("clamp", lambda x: lax.clamp(-1.0, x, 2.0), (f32(5, 4),), "(), (d0 d1), () -> (d0 d1)"),

@@ -100,9 +100,48 @@ def _whole(pool: Any) -> None:
         )
 
 
+def _fft(pool: Any) -> None:
+    i = pool.pick(least=1)
+    rank = pool.values[i].ndim
+    axes = tuple(range(rank))[-int(pool.rng.integers(1, min(3, rank) + 1)) :]
+    pick = int(pool.rng.integers(4))
+
+    def power(x: Any) -> Any:
+        return jnp.square(jnp.abs(jnp.fft.fftn(x, axes=axes))).sum()
+
+    if pick == 0:
+        pool.step("fft", lambda x: jnp.fft.fftn(x, axes=axes).real, [i], exact=False)
+    elif pick == 1:
+        pool.step("rfft", lambda x: jnp.fft.rfftn(x, axes=axes).imag, [i], exact=False)
+    elif pick == 2:
+        size = (*pool.values[i].shape[rank - len(axes) : -1], 2 * pool.values[i].shape[-1] - 1)
+        pool.step("irfft", lambda x: jnp.fft.irfftn(x + 2j, s=size, axes=axes), [i], exact=False)
+    else:
+        pool.step("fft_grad", jax.grad(power), [i], exact=False)
+
+
+def _along_grad(pool: Any) -> None:
+    i = pool.pick(least=1)
+    axis = pool.axis(i)
+    weights = jnp.arange(1.0, 1 + pool.values[i].size).reshape(pool.values[i].shape)
+    ops = [
+        lambda x: jnp.cumsum(x, axis),
+        lambda x: lax.cumprod(1 + 0.1 * jnp.tanh(x), axis, reverse=True),
+        lambda x: lax.cumlogsumexp(jnp.tanh(x), axis),
+        lambda x: jnp.prod(1 + 0.1 * jnp.tanh(x), axis, keepdims=True),
+        lambda x: jax.nn.log_softmax(jnp.tanh(x), axis),
+        lambda x: jnp.sort(x + 1e-3 * weights, axis),
+        lambda x: lax.top_k(x + 1e-3 * weights, 1, axis=axis)[0],
+    ]
+    op = ops[int(pool.rng.integers(len(ops)))]
+    pool.step("along_grad", jax.grad(lambda x: (op(x) * jnp.cos(weights)).sum()), [i], exact=False)
+
+
 STEPS: dict[str, Callable[[Any], None]] = {
     "linalg": _linalg,
     "ragged": _ragged,
     "draws": _draws,
     "whole": _whole,
+    "fft": _fft,
+    "along_grad": _along_grad,
 }
