@@ -115,6 +115,13 @@ def test_json_is_all_that_stands_on_standard_output(file: Path) -> None:
     assert found["mfu"] > 0
 
 
+def test_annotations_may_name_what_the_function_makes() -> None:
+    assert read_annotations(["name:attn=out=data", "model.py:42:dot_general=?,model"]) == {
+        "name:attn=out": P("data"),
+        "model.py:42:dot_general": P(P.UNCONSTRAINED, "model"),
+    }
+
+
 def test_annotations_and_donation_reach_the_plan(file: Path) -> None:
     arguments = ["suggest", "programs.py:updated", "--topology", "v3:2x2", "--mesh", "data=4,model=2"]
     result = _run(

@@ -1,5 +1,6 @@
 """A `shard_map` of the user's: its specs are kept, its body is split over the axes that it leaves free."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from autoshard.layout import Layout
 from autoshard.planner import model_of
 from autoshard.propagate import complete
 from autoshard.session import Session
+from autoshard.zoo import dense
 from tests.helpers.running import cpu_mesh, differences, random_decisions, run_spmd, session_of
 
 MESH = {"data": 2, "model": 4}
@@ -265,3 +267,28 @@ def test_a_result_leaves_as_its_spec_says() -> None:
         SpecError, match=r"leaving its loop or shard_map it can be P\('data', 'model'\) instead"
     ):
         autoshard.suggest(fn, *args, topology="v3", mesh=MESH, annotations={"made": P(None, "model")})
+
+
+@pytest.mark.slow
+def test_a_language_model_with_manual_data_parallelism() -> None:
+    """Gradients averaged by hand over `data`; what `model` splits is the plan's to choose."""
+    config = dataclasses.replace(dense.scaled_down(dense.PRESETS["8b"]), scan=True)
+    logits, _ = dense.forward(config)
+
+    def make(mesh: Any) -> Any:
+        def body(params: Any, tokens: Any) -> Any:
+            def loss(params: Any) -> Any:
+                logp = jax.nn.log_softmax(logits(params, tokens[:, :-1]))
+                return -jnp.take_along_axis(logp, tokens[:, 1:, None], -1).mean()
+
+            return jax.tree.map(lambda x: lax.pmean(x, "data"), jax.value_and_grad(loss)(params))
+
+        return mapped(body, mesh, {"data"}, (P(), P("data")), P(), check=False)
+
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, config.vocab, (4, 17)), jnp.int32)
+    args = dense.init(config, jax.random.key(0)), tokens
+    fn, expected = make(ABSTRACT), jax.tree.leaves(jax.jit(make(cpu_mesh(MESH)))(*args))
+    plan = autoshard.suggest(fn, *args, topology="v3", mesh=MESH)
+    assert {c.axes for c in plan.estimate.collectives} == {("data",), ("model",)}
+    for applied in (plan.spmd(fn), plan.jit(fn)):
+        assert not differences(jax.tree.leaves(applied(*args)), expected, 1e-4)
