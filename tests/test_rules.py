@@ -294,6 +294,9 @@ def test_an_uneven_split_is_valid_unless_the_factor_is_even_or_its_dim_is_cut_el
     assert not ShardingRule.parse("(a) -> (a) {even: a}", {"a": 6}).valid({"a": ("y",)}, mesh)
     # 6 rows of 5 over 4: parts of 2 rows, 10 elements, but a quarter of the 30 elements is 8.
     assert not ShardingRule.parse("((a b)) -> (a b)", {"a": 6, "b": 5}).valid({"a": ("y",)}, mesh)
+    # 2 by 11 over 2 by 4: as even parts of 22 the second row would begin in the fourth part.
+    behind = ShardingRule.parse("((a b)) -> (a b)", {"a": 2, "b": 11})
+    assert not behind.valid({"a": ("x",), "b": ("y",)}, {"x": 2, **mesh})
     assert ShardingRule.parse("((a b)) -> (a b) {exchange: a=halo}", {"a": 6, "b": 5}).valid(
         {"a": ("y",)}, mesh
     )

@@ -5,6 +5,7 @@ from autoshard.rules import (  # noqa: F401  (importing a family registers it)
     constraint,
     contraction,
     convolution,
+    dynamic,
     elementwise,
     fft,
     host,

@@ -22,26 +22,36 @@ from autoshard.padding import pad_around
 __all__ = ["fetch", "per_device", "permute", "window_of"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Round:
-    """One permute: who receives from whom, and the part of a local array that any receiver needs."""
+    """One permute: for every receiver the source, and the part of the source's array that it needs."""
 
-    source_of: dict[int, int] = field(default_factory=dict)
-    start: int = 2**62
-    end: int = 0
-
-    def add(self, receiver: int, source: int, start: int, end: int) -> None:
-        self.source_of[receiver] = source
-        self.start, self.end = min(self.start, start), max(self.end, end)
+    pieces: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def is_local(self) -> bool:
-        return all(r == s for r, s in self.source_of.items())
+        return all(receiver == source for receiver, (source, _, _) in self.pieces.items())
+
+    @property
+    def is_permutation(self) -> bool:
+        return len({source for source, _, _ in self.pieces.values()}) == len(self.pieces)
+
+    @property
+    def length(self) -> int:
+        """Elements that every source sends."""
+        return max(end - start for _, start, end in self.pieces.values())
+
+    def begins(self, part: int) -> dict[int, int]:
+        """Where in its part every source begins to send: at one place if that is no longer."""
+        first = min(start for _, start, _ in self.pieces.values())
+        if max(end for _, _, end in self.pieces.values()) - first == self.length:
+            return {source: first for source, _, _ in self.pieces.values()}
+        return {source: min(start, part - self.length) for source, start, _ in self.pieces.values()}
 
     def work(self, ways: int) -> int:
         """Elements times hops around a ring."""
-        hops = max(min(abs(r - s), ways - abs(r - s)) for r, s in self.source_of.items())
-        return (self.end - self.start) * hops
+        apart = [abs(receiver - source) for receiver, (source, _, _) in self.pieces.items()]
+        return self.length * max(min(n, ways - n) for n in apart)
 
 
 def per_device(values: Sequence[int], axes: Axes) -> Any:
@@ -96,7 +106,7 @@ def fetch(
     rounds = _rounds(part, size, starts, length, held)
     if sum(r.work(ways) for r in rounds) > part * ways // 2:
         return window_of(_gathered(x, dim, axes, held), dim, axes, starts, length)
-    places = [_places(r, starts, held) for r in rounds]
+    places = [_places(r, part, starts, held) for r in rounds]
     # What others send comes first, so that a single kernel joins it to the device's own.
     order = sorted(range(len(rounds)), key=lambda i: rounds[i].is_local)
     made = {i: _receive(x, dim, axes, mesh, rounds[i]) for i in order}
@@ -105,7 +115,7 @@ def fetch(
         return _joined(
             x, dim, length, sorted(zip([at[0] for at in places], pieces, strict=True), key=lambda e: e[0])
         )
-    margin = max((r.end - r.start for r in rounds), default=0)
+    margin = max((r.length for r in rounds), default=0)
     window = _zeros(x, dim, length + 2 * margin)
     for at, piece in zip(
         places, pieces, strict=True
@@ -125,14 +135,10 @@ def _rounds(part: int, size: int, starts: Sequence[int], length: int, held: Sequ
             until = min([last, held[j] + part, *held[j + 1 : j + 2]])
             piece = max(first - held[j], 0), until - held[j]
             if piece[0] < piece[1]:
-                by_shift.setdefault(j - p, _Round()).add(p, j, *piece)
-                by_rank.setdefault(rank, _Round()).add(p, j, *piece)
+                for rounds, key in ((by_shift, j - p), (by_rank, rank)):
+                    rounds.setdefault(key, _Round()).pieces[p] = j, *piece
     ranked = list(by_rank.values())
-    if (
-        not _aligned(starts, held)
-        and all(len(set(r.source_of.values())) == len(r.source_of) for r in ranked)
-        and len(ranked) < len(by_shift)
-    ):
+    if not _aligned(starts, held) and all(r.is_permutation for r in ranked) and len(ranked) < len(by_shift):
         return ranked
     return [by_shift[shift] for shift in sorted(by_shift)]
 
@@ -147,19 +153,26 @@ def _aligned(starts: Sequence[int], held: Sequence[int]) -> bool:
     return len({start - own for start, own in zip(starts, held, strict=True)}) == 1
 
 
-def _places(r: _Round, starts: Sequence[int], held: Sequence[int]) -> list[int]:
+def _places(r: _Round, part: int, starts: Sequence[int], held: Sequence[int]) -> list[int]:
     """Where a piece begins in each window; who receives nothing puts it before the window."""
-    found = {p: held[j] + r.start - starts[p] for p, j in r.source_of.items()}
+    begins = r.begins(part)
+    found = {p: held[j] + begins[j] - starts[p] for p, (j, _, _) in r.pieces.items()}
     if _aligned(starts, held) and len(set(found.values())) == 1:
         return [next(iter(found.values()))] * len(starts)
-    return [found.get(p, r.start - r.end) for p in range(len(starts))]
+    return [found.get(p, -r.length) for p in range(len(starts))]
 
 
 def _receive(x: Any, dim: int, axes: Axes, mesh: MeshShape, r: _Round) -> Any:
-    piece = x if r.end - r.start == x.shape[dim] else lax.slice_in_dim(x, r.start, r.end, axis=dim)
+    begins = r.begins(x.shape[dim])
+    first = next(iter(begins.values()))
+    table = [begins.get(j, first) for j in range(mesh_size(axes, mesh))]
+    if len(set(table)) == 1:
+        piece = lax.slice_in_dim(x, first, first + r.length, axis=dim)
+    else:
+        piece = lax.dynamic_slice_in_dim(x, per_device(table, axes), r.length, axis=dim)
     if r.is_local:
         return piece
-    return permute(piece, axes, mesh, [(s, p) for p, s in r.source_of.items()])
+    return permute(piece, axes, mesh, [(source, p) for p, (source, _, _) in r.pieces.items()])
 
 
 def _joined(x: Any, dim: int, length: int, pieces: Sequence[tuple[int, Any]]) -> Any:

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from autoshard.program import Op, shape_of
+from autoshard.rules.aligned import adds_up
 from autoshard.rules.reduction import identity_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, register
 from autoshard.rules.rule import ShardingRule
@@ -105,7 +105,7 @@ def _gather_roles(op: Op) -> _Roles:
 
 def _gather_rule(op: Op) -> ShardingRule:
     roles, numbers = _gather_roles(op), op.params["dimension_numbers"]
-    if not _adds_up(op.outputs[0].dtype):
+    if not adds_up(op.outputs[0].dtype):
         roles = replace(roles, whole=roles.whole | roles.split_by_mask, split_by_mask=frozenset())
     sizes = dict(roles.sizes)
     gone = set(numbers.collapsed_slice_dims) | set(numbers.operand_batching_dims)
@@ -128,11 +128,6 @@ def _gather_rule(op: Op) -> ShardingRule:
         sizes=sizes,
         reduce={f: "sum" for f in roles.operand if f in roles.split_by_mask and sizes[f] > 1},
     )
-
-
-def _adds_up(dtype: Any) -> bool:
-    """Tell whether one device's value and zeros from the others sum to the value: not so for flags and keys."""
-    return not (jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jax.dtypes.extended))
 
 
 def _local_indices(

@@ -15,10 +15,11 @@ from jax import lax
 
 from autoshard.layout import chunk
 from autoshard.program import Op, shape_of
+from autoshard.rules.aligned import adds_up, aligned_rule, is_piece, moved_dims, moves, spread, window
+from autoshard.rules.dynamic import take
 from autoshard.rules.exchange import fetch, per_device, window_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, names, register
 from autoshard.rules.rule import Dims, ShardingRule
-from autoshard.rules.slicing import adds_up, aligned_rule, is_piece, moved_dims, moves, spread, take, window
 
 
 def _concatenate_rule(op: Op) -> ShardingRule:
@@ -126,8 +127,8 @@ def _emit_tile(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any
     moved = moved_dims(view, view.rule.inputs[0], view.rule.exchange)
     for d, factor in moved.items():
         x = _repeated(x, d, factor, shape_of(op.inputs[0])[d], op.outputs[0].shape[d], view)
-    reps = _local_reps(op, view)["reps"]
-    return bind(op, [x], reps=tuple(1 if d in moved else r for d, r in enumerate(reps)))
+    reps = [1 if d in moved else r for d, r in enumerate(_local_reps(op, view)["reps"])]
+    return bind(op, [x], reps=tuple(reps)) if max(reps) > 1 else [x]
 
 
 def _repeated(x: Any, d: int, factor: str, size: int, total: int, view: LocalView) -> Any:

@@ -87,7 +87,7 @@ class ShardingRule:
         return len(monoids) <= 1
 
     def _nested(self, dim: Iterable[str], assignment: Assignment, mesh: MeshShape) -> bool:
-        full = True
+        full = regular = True
         whole, ways, local = 1, 1, 1
         for factor in dim:
             size, own = self.sizes[factor], mesh_size(assignment.get(factor, ()), mesh)
@@ -96,8 +96,9 @@ class ShardingRule:
             if own > size:
                 return False
             full = full and own == size
+            regular = regular and (ways == 1 or size % own == 0)  # else padding lies within the dim
             whole, ways, local = whole * size, ways * own, local * chunk(size, own)
-        return local == chunk(whole, ways) or any(f in self.exchange for f in dim)
+        return (regular and local == chunk(whole, ways)) or any(f in self.exchange for f in dim)
 
     def __str__(self) -> str:
         text = ", ".join(map(_dims_text, self.inputs)) + " -> " + ", ".join(map(_dims_text, self.outputs))

@@ -93,7 +93,8 @@ def _reshape_rule(op: Op) -> ShardingRule:
     order = op.params["dimensions"] or range(len(source))  # a reshape may transpose first
     source = tuple(source[d] for d in order)
     left, right, sizes, whole = reshape_dims(source, target)
-    merged = {f for dim in left + right for f in dim[:-1] if f not in whole and sizes[f] > 2}
+    uneven = ([f for f in dim if f not in whole and sizes[f] > 2] for dim in left + right if len(dim) > 1)
+    merged = {factors[0] for factors in uneven if factors}
     for i, j in _overlaps(source, target, left, right, whole):
         gone = {*left[i], *right[j]}
         name = (left[i] + right[j])[0]
@@ -166,7 +167,8 @@ class _Side:
 
     def broken(self) -> list[int]:
         """Dims of which a device's part is not its block."""
-        return [d for d in range(len(self.shape)) if self.part(d) != self.block(d)]
+        merged = [d for d, dim in enumerate(self.dims) if len(dim) > 1]
+        return [d for d in merged if self.part(d) != self.block(d) or self.parts(d) != self.blocks(d)]
 
     def fetch(self, x: Any, d: int, starts: Sequence[int], length: int, held: Sequence[int]) -> Any:
         axes = self.view.dim_axes(self.dims[d])
@@ -214,7 +216,8 @@ def _emit_reshape(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[
     blocks = [right.block(d) for d in range(len(right.shape))]
     for i, j, old, new in _shifts(left, right):
         before, rows = math.prod(blocks[:j]), left.part(i) * old
-        x = x.reshape(before, rows, x.size // (before * rows))
+        behind = x.size // (before * rows)
+        x = x.reshape((before, rows, behind) if behind > 1 else (before, rows))
         starts = [begin * new for begin in right.parts(j)]
         (factor,) = left.dims[i]
         x = fetch(x, 1, view.axes(factor), view.mesh, left.shape[i] * old, starts, right.part(j) * new)

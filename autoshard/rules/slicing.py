@@ -2,115 +2,24 @@
 
 A dim that is cut, filled or reversed is an *exchange* factor of operand and result, whose extents may differ.
 Where little is left of a dim, the dim is a *reduce* factor: who holds the elements gives them, the others zeros.
-Starts that are computed are known to no table, so `dynamic_slice` always goes that way; and `dynamic_update_slice`
-lets every device write what of the update falls into its own part.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from autoshard.layout import Axes, MeshShape, chunk, mesh_size
-from autoshard.padding import pad_around
 from autoshard.program import Op, Value, shape_of
-from autoshard.rules.exchange import fetch, per_device, window_of
-from autoshard.rules.registry import Family, Kind, LocalView, names, register
-from autoshard.rules.rule import Dims, ShardingRule
-
-__all__ = ["adds_up", "aligned_rule", "is_piece", "moves", "window"]
-
-# A part of a dim is summed over the devices, not spread over them, below this share of the dim.
-_PIECE = 1 / 16
-
-
-def is_piece(extent: int, size: int) -> bool:
-    """Tell whether so little is left of a dim that splitting it is not worth the while."""
-    return extent <= max(1, _PIECE * size)
-
-
-def adds_up(dtype: Any) -> bool:
-    """Tell whether one device's value and zeros from the others sum to the value: not so for flags and keys."""
-    return not (jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jax.dtypes.extended))
-
-
-def aligned_rule(
-    op: Op,
-    *,
-    exchange: Iterable[int] = (),
-    reduce: Iterable[int] = (),
-    whole: Iterable[int] = (),
-    linear: Sequence[int] = (),
-) -> ShardingRule:
-    """State a rule for dims that correspond by number; scalar operands have no factors.
-
-    Args:
-      op: an op whose arrays all have the rank of its results.
-      exchange: dims that the op's emission communicates along.
-      reduce: dims of operands of which the results keep a part that is summed.
-      whole: dims that are never split.
-      linear: operands that may be partial sums.
-    """
-    rank = len(op.outputs[0].shape)
-    factors = names(rank, "d")
-    reduce, whole = set(reduce), set(whole)
-    taken, made = [shape_of(a) for a in op.inputs], [v.shape for v in op.outputs]
-
-    def dims(shape: Sequence[int], gone: set[int]) -> Dims:
-        if len(shape) != rank:
-            return ((),) * len(shape)
-        return tuple((factors[i],) if i not in gone and n > 1 else () for i, n in enumerate(shape))
-
-    shapes = [shape for shape in taken + made if len(shape) == rank]
-    return ShardingRule(
-        inputs=tuple(dims(shape, whole) for shape in taken),
-        outputs=tuple(dims(shape, whole | reduce) for shape in made),
-        sizes={f: max(shape[i] for shape in shapes) for i, f in enumerate(factors)},
-        reduce={factors[i]: "sum" for i in sorted(reduce)},
-        exchange={factors[i]: "halo" for i in sorted(set(exchange) - whole - reduce)},
-        linear=tuple(linear),
-    )
-
-
-def moves(op: Op, view: LocalView) -> bool:
-    """Tell whether a dim is split that the op moves."""
-    return any(view.axes(f) for f in (*view.rule.exchange, *view.rule.reduce))
-
-
-def moved_dims(view: LocalView, dims: Dims, kinds: Mapping[str, str]) -> dict[int, str]:
-    """Return dims of an array that are split along a factor of some kind, with the factor."""
-    return {d: dim[0] for d, dim in enumerate(dims) if dim and dim[0] in kinds and view.axes(dim[0])}
-
-
-def window(
-    view: LocalView,
-    factor: str,
-    x: Any,
-    d: int,
-    dim: tuple[str, ...],
-    size: int,
-    starts: Sequence[int],
-    n: int,
-) -> Any:
-    """Return this device's window of `n` elements along dim d of `x`, which `dim` says is split or whole.
-
-    `starts[p]` is where the window of the device at p along the axes of `factor` begins.
-    """
-    if dim:
-        return fetch(x, d, view.axes(factor), view.mesh, size, starts, n)
-    return window_of(x, d, view.axes(factor), starts, n)
-
-
-def spread(mask: Any, shape: Sequence[int], d: int) -> Any:
-    """Broadcast a mask along dim d to a whole array."""
-    return lax.broadcast_in_dim(mask, shape, (d,))
-
+from autoshard.rules.aligned import adds_up, aligned_rule, is_piece, moved_dims, moves, spread, window
+from autoshard.rules.dynamic import take
+from autoshard.rules.exchange import fetch, per_device
+from autoshard.rules.registry import Family, Kind, LocalView, register
+from autoshard.rules.rule import ShardingRule
 
 # Slice -----------------------------------------------------------------------------------------------
 
@@ -149,11 +58,11 @@ def _emit_slice(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[An
         sizes = [out[d] if d in summed else n for d, n in enumerate(x.shape)]
         x = take(x, at, sizes, {d: view.offset(f) for d, f in summed.items()})
     for d, factor in fetched.items():
-        x = sliced(x, d, view.axes(factor), view.mesh, source[d], starts[d], strides[d], out[d])
+        x = _sliced(x, d, view.axes(factor), view.mesh, source[d], starts[d], strides[d], out[d])
     return [x]
 
 
-def sliced(
+def _sliced(
     x: Any, d: int, axes: Axes, mesh: MeshShape, size: int, start: int, stride: int, count: int
 ) -> Any:
     """Return this device's part of a strided slice of a split dim."""
@@ -190,18 +99,19 @@ def _emit_split(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[An
     axis = op.params["axis"]
     (factor,) = view.rule.inputs[0][axis]
     axes, size = view.axes(factor), shape_of(op.inputs[0])[axis]
-    results = []
-    for value, end in zip(op.outputs, itertools.accumulate(op.params["sizes"]), strict=True):
+    results, start = [], 0
+    for value in op.outputs:
         count = value.shape[axis]
-        if factor in view.rule.reduce:
-            at = [int(end) - count if d == axis else 0 for d in range(x.ndim)]
+        if factor in view.rule.reduce or (count == 1 and adds_up(value.dtype)):
+            at = [start if d == axis else 0 for d in range(x.ndim)]
             sizes = [count if d == axis else n for d, n in enumerate(x.shape)]
-            results.append(take(x, at, sizes, {axis: view.offset(factor)}))
-        elif count > 1:
-            results.append(sliced(x, axis, axes, view.mesh, size, int(end) - count, 1, count))
+            piece = take(x, at, sizes, {axis: view.offset(factor)})
+            results.append(piece if factor in view.rule.reduce else lax.psum(piece, axes))
+        elif count == 1:
+            results.append(fetch(x, axis, axes, view.mesh, size, [start] * view.ways(factor), 1))
         else:
-            starts = [int(end) - count] * view.ways(factor)
-            results.append(fetch(x, axis, axes, view.mesh, size, starts, count))
+            results.append(_sliced(x, axis, axes, view.mesh, size, start, 1, count))
+        start += count
     return results
 
 
@@ -222,7 +132,8 @@ def _emit_pad(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]
     moved = moved_dims(view, view.rule.outputs[0], view.rule.exchange)
     for d, factor in moved.items():
         x = _padded(op, x, value, d, factor, view)
-    return [lax.pad(x, value, [(0, 0, 0) if d in moved else c for d, c in enumerate(config)])]
+    rest = [(0, 0, 0) if d in moved else c for d, c in enumerate(config)]
+    return [lax.pad(x, value, rest) if any(map(any, rest)) else x]
 
 
 def _padded(op: Op, x: Any, value: Any, d: int, factor: str, view: LocalView) -> Any:
@@ -261,148 +172,12 @@ def _emit_rev(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]
     return [lax.rev(x, op.params["dimensions"])]
 
 
-# Computed starts -------------------------------------------------------------------------------------
+def _register(name: str, rule: Any, emit: Any, params: Any = lambda op, view: {}) -> None:
+    family = Family(name=name, kind=Kind.SINGLE, rule=rule, params=params, special=moves, emit_special=emit)
+    register(family, [name])
 
 
-def clamped(op: Op, starts: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
-    """Clamp the starts of a window of the first operand as the op itself would; int32.
-
-    XLA forgets to when it merges the slice with another one.
-    """
-    found = []
-    for start, whole, size in zip(starts, shape_of(op.inputs[0]), sizes, strict=True):
-        most = min(whole - size, int(np.iinfo(np.dtype(start.dtype)).max))
-        start = lax.clamp(np.asarray(0, start.dtype), start, np.asarray(most, start.dtype))
-        found.append(lax.convert_element_type(start, np.int32))
-    return found
-
-
-def _indices(values: Sequence[Any]) -> list[Any]:
-    return [jnp.asarray(v, jnp.int32) for v in values]
-
-
-def take(x: Any, starts: Sequence[Any], sizes: Sequence[int], offsets: Mapping[int, Any]) -> Any:
-    """Return what this device holds of a window of the whole array, and zeros in place of the rest.
-
-    Args:
-      x: the local array.
-      starts: where the window begins, per dim of the whole array, inside of it.
-      sizes: extents of the window.
-      offsets: for every dim that is split, where this device's part begins.
-    """
-    begin: list[Any] = list(starts)
-    shift: list[Any] = [0] * x.ndim
-    held = [min(size, n) for size, n in zip(sizes, x.shape, strict=True)]
-    for d, offset in offsets.items():
-        wanted = starts[d] - offset
-        begin[d] = lax.clamp(0, wanted, x.shape[d] - held[d])
-        shift[d] = sizes[d] + lax.clamp(-sizes[d], wanted - begin[d], held[d])
-    x = lax.dynamic_slice(x, _indices(begin), held, allow_negative_indices=False)
-    if not offsets:
-        return x
-    # A sum with -0.0 is what it was; one with 0.0 is not, of -0.0.
-    zero = np.asarray(-0.0 if jnp.issubdtype(x.dtype, jnp.inexact) else 0, x.dtype)
-    x = lax.pad(x, zero, [(n, n, 0) if d in offsets else (0, 0, 0) for d, n in enumerate(sizes)])
-    return lax.dynamic_slice(x, _indices(shift), sizes, allow_negative_indices=False)
-
-
-def put(x: Any, update: Any, starts: Sequence[Any], offsets: Mapping[int, Any]) -> Any:
-    """Write the part of an update that falls into this device's part of an array; operands as of `take`."""
-    begin: list[Any] = list(starts)
-    shift: list[Any] = [0] * x.ndim
-    held = [min(size, n) for size, n in zip(update.shape, x.shape, strict=True)]
-    inside: Any = True
-    for d, offset in offsets.items():
-        wanted, size = starts[d] - offset, update.shape[d]
-        begin[d] = lax.clamp(0, wanted, x.shape[d] - held[d])
-        first = lax.clamp(
-            -held[d], begin[d] - wanted, size
-        )  # row of the update that meets the first row here
-        shift[d] = held[d] + first
-        row = lax.iota(np.int32, held[d]) + first
-        inside = inside & spread((row >= 0) & (row < size), held, d)
-    for d in offsets:
-        update = pad_around(update, d, held[d], held[d])
-    update = lax.dynamic_slice(update, _indices(shift), held, allow_negative_indices=False)
-    before = lax.dynamic_slice(x, _indices(begin), held, allow_negative_indices=False)
-    update = jnp.where(inside, update, before)
-    return lax.dynamic_update_slice(x, update, _indices(begin), allow_negative_indices=False)
-
-
-def _dynamic_slice_rule(op: Op) -> ShardingRule:
-    source, out = shape_of(op.inputs[0]), op.outputs[0].shape
-    cut = {i for i, (a, b) in enumerate(zip(source, out, strict=True)) if a != b}
-    summed = {i for i in cut if out[i]} if adds_up(op.outputs[0].dtype) else set()
-    return aligned_rule(op, reduce=summed, whole=cut - summed, linear=(0,))
-
-
-def _local_slice_sizes(op: Op, view: LocalView) -> Mapping[str, Any]:
-    return {"slice_sizes": view.out_shape(op)}
-
-
-def _dynamic_slice_is_special(op: Op, view: LocalView) -> bool:
-    return any(isinstance(a, Value) for a in op.inputs[1:]) or moves(op, view)
-
-
-def _emit_dynamic_slice(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
-    x, *given = operands
-    sizes = view.out_shape(op)
-    starts = clamped(op, given, op.outputs[0].shape)
-    split = moved_dims(view, view.rule.inputs[0], view.rule.reduce)
-    return [take(x, starts, sizes, {d: view.offset(f) for d, f in split.items()})]
-
-
-def _dynamic_update_slice_rule(op: Op) -> ShardingRule:
-    source, update = shape_of(op.inputs[0]), shape_of(op.inputs[1])
-    rule = aligned_rule(op)
-    spared = tuple(dim if a == b else () for dim, a, b in zip(rule.inputs[0], source, update, strict=True))
-    return ShardingRule(
-        inputs=(rule.inputs[0], spared, *rule.inputs[2:]), outputs=rule.outputs, sizes=rule.sizes
-    )
-
-
-def _split_under_update(op: Op, view: LocalView) -> dict[int, str]:
-    """Dims of the operand that are split where the update is whole."""
-    into, update = view.rule.inputs[:2]
-    return {d: a[0] for d, (a, b) in enumerate(zip(into, update, strict=True)) if a != b and view.axes(a[0])}
-
-
-def _update_is_special(op: Op, view: LocalView) -> bool:
-    return bool(_split_under_update(op, view))
-
-
-def _emit_dynamic_update_slice(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
-    x, update, *given = operands
-    starts = clamped(op, given, shape_of(op.inputs[1]))
-    offsets = {d: view.offset(f) for d, f in _split_under_update(op, view).items()}
-    return [put(x, update, starts, offsets)]
-
-
-def _family(name: str, rule: Any, emit: Any, **more: Any) -> Family:
-    given = {"special": moves, **more}
-    return Family(name=name, kind=Kind.SINGLE, rule=rule, emit_special=emit, **given)
-
-
-register(_family("slice", _slice_rule, _emit_slice, params=_local_limits), ["slice"])
-register(_family("split", _split_rule, _emit_split, params=_local_parts), ["split"])
-register(_family("pad", _pad_rule, _emit_pad), ["pad"])
-register(_family("reverse", _rev_rule, _emit_rev), ["rev"])
-register(
-    _family(
-        "dynamic_slice",
-        _dynamic_slice_rule,
-        _emit_dynamic_slice,
-        params=_local_slice_sizes,
-        special=_dynamic_slice_is_special,
-    ),
-    ["dynamic_slice"],
-)
-register(
-    _family(
-        "dynamic_update_slice",
-        _dynamic_update_slice_rule,
-        _emit_dynamic_update_slice,
-        special=_update_is_special,
-    ),
-    ["dynamic_update_slice"],
-)
+_register("slice", _slice_rule, _emit_slice, _local_limits)
+_register("split", _split_rule, _emit_split, _local_parts)
+_register("pad", _pad_rule, _emit_pad)
+_register("rev", _rev_rule, _emit_rev)
