@@ -6,12 +6,14 @@ operands' dims on; then through products, reductions, lookups and the rest; then
 last forwards through broadcasts. What a person gave is never changed. A dim that is open takes what arrives
 first, from the larger array where several compete, and later only what splits it finer; an axis is used once per
 array and per group. Batch dims of a product come before others; where its operands, and what is done with its
-result, compete for those, the one leads that costs the least resharding.
+result, compete for those, the outcome counts that costs the least resharding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +34,18 @@ from autoshard.session import Session
 __all__ = ["complete", "propagate"]
 
 _HEAVY = frozenset({"dot_general", "conv_general_dilated", "gather", "ragged_dot_general"})
+_LOOKUPS = frozenset({"gather"})
 # Ops, besides elementwise ones, that pass dims on as they are.
 _PASS = frozenset(
     "concatenate dynamic_slice expand_dims reshape reshard sharding_constraint split squeeze transpose".split()
 )
 # The passes: which exchanges between a group and a value take part from when on.
 _PASSING, _COMPUTING, _BROADCAST_BACK, _BROADCAST = range(4)
+# So many of the claims that contest axes are tried in every order.
+_CONTEST = 3
+
+_Claim = tuple[str, Axes]
+"""A factor, and the axes by which a value of the group splits it."""
 
 
 def complete(session: Session, given: Mapping[str, PartitionSpec]) -> tuple[Decisions, list[str]]:
@@ -108,7 +116,8 @@ class Flow:
                 layout = item.rule.layout(dims, factors).dims
                 known = (all(f in factors for f in dim) for dim in dims)
                 self._close(value, tuple(x if k else None for x, k in zip(layout, known, strict=True)))
-        self.links: list[tuple[Value, Value, Crossing]] = []  # (outer, inner, how it crosses)
+        # Values that are laid out alike: by each the others, and its layout as it is there.
+        self.links: dict[Value, list[tuple[Value, Callable[[Layout], Layout]]]] = defaultdict(list)
         self.order: list[Group] = []
         self.ends: dict[Group, list[_End]] = {}
         self.trips: dict[Value, int] = {}  # of the loop that holds a value unchanged
@@ -168,11 +177,12 @@ class Flow:
 
     def _link(self, outer: Atom, inner: Value, crossing: Crossing = PLAIN) -> None:
         if isinstance(outer, Value) and outer is not inner:
-            self.links.append((outer, inner, crossing))
+            self.links[outer].append((inner, crossing.inside))
+            self.links[inner].append((outer, crossing.outside))
 
     def _link_inner(self, decider: Value, atom: Atom, crossing: Crossing) -> None:
-        if isinstance(atom, Value) and atom is not decider:
-            self.links.append((decider, atom, crossing))
+        if isinstance(atom, Value):
+            self._link(decider, atom, crossing)
 
     # Flow -----------------------------------------------------------------------------------------
 
@@ -182,55 +192,92 @@ class Flow:
             self.changed = True
             while self.changed:
                 self.changed = False
+                for value in list(self.dims):
+                    self._follow_links(value)
                 for item in (*self.order, *reversed(self.order)):
                     self._through(item, level)
-                self._follow_links()
                 self._follow_state()
 
     def _through(self, item: Group, level: int) -> None:
         """Let the values of a group give to it, and it to them."""
         known = [e for e in self.ends[item] if e.to_group <= level and e.value in self.dims]
         own = self.groups.get(item, {})
-        if known:
-            batch = self._pulled(item, own, known, self._batch(item))
-            leads = known if _is_heavy(item) else known[:1]
-            options: list[dict[str, Axes]] = []
-            for lead in leads:
-                option = self._pulled(item, batch, [lead, *known], set(item.rule.factors))
-                if option not in options:
-                    options.append(option)
-            best = min(options, key=lambda x: self._seconds(item, x)) if len(options) > 1 else options[0]
+        claims = self._claims(item, known)
+        if claims:
+            options = self._options(item, own, claims)
+            best = options[0]
+            if len(options) > 1:
+                best = min(options, key=lambda option: self._seconds(item, option, claims))
             self.changed |= best != own
             self.groups[item] = own = best
         for end in self.ends[item]:
             if own and end.to_value <= level:
-                self._push(item.rule.layout(end.dims, own).dims, end.value)
+                result = end.value in item.outputs
+                layout = (
+                    self._rest(item, own, claims, end.dims) if result else item.rule.layout(end.dims, own)
+                )
+                self._push(layout.dims, end.value)
+
+    def _claims(self, item: Group, ends: Sequence[_End]) -> list[_Claim]:
+        """List by which axes values split factors of a group."""
+        found = dict.fromkeys(
+            claim
+            for end in ends
+            for axes, factors in zip(self.dims[end.value], end.dims, strict=True)
+            for claim in deal(axes, factors, item.rule.sizes, self.mesh).items()
+        )
+        return list(found)
 
     def _batch(self, item: Group) -> set[str]:
         """Factors of a product that all its operands and results have."""
-        sides = [{f for dim in end.dims for f in dim} for end in self.ends[item]]
-        return set.intersection(*sides) if _is_heavy(item) else set()
+        if not any(op.name in _HEAVY - _LOOKUPS for op in item.ops):
+            return set()
+        return set.intersection(*({f for dim in end.dims for f in dim} for end in self.ends[item]))
 
-    def _pulled(
-        self, item: Group, own: Mapping[str, Axes], ends: Sequence[_End], only: set[str]
+    def _options(
+        self, item: Group, own: Mapping[str, Axes], claims: Sequence[_Claim]
+    ) -> list[dict[str, Axes]]:
+        """List the splits that a group may take: of a product, one for each outcome of a contest for axes."""
+        batch = self._batch(item)
+        first = [claim for claim in claims if claim[0] in batch]
+        contested = [
+            (f, axes)
+            for f, axes in claims
+            if any(f != other and set(axes) & set(others) for other, others in claims)
+        ]
+        orders: Iterable[Sequence[_Claim]] = [()]
+        if _is_heavy(item):
+            orders = itertools.permutations(contested, min(len(contested), _CONTEST))
+        options: list[dict[str, Axes]] = []
+        for order in orders:
+            option = self._taken(item, own, [*first, *order, *claims])
+            if option not in options:
+                options.append(option)
+        return options
+
+    def _taken(
+        self, item: Group, own: Mapping[str, Axes], claims: Sequence[_Claim], only: Set[str] | None = None
     ) -> dict[str, Axes]:
-        """Let a group take the axes of its values, one value after the other."""
+        """Axes of a group's factors (of those in `only`) after one claim after the other, as far as they go."""
         taken, closed = dict(own), self.fixed.groups.get(item, {})
-        for end in ends:
-            for factor, part in self._parts(item, end):
-                have = taken.get(factor, ())
-                if factor not in only or factor in closed or part == have or part[: len(have)] != have:
-                    continue
-                used = {a for f, x in taken.items() if f != factor for a in x}
-                if not used & set(part) and item.rule.valid({**taken, factor: part}, self.mesh):
-                    taken[factor] = part
+        for factor, part in claims:
+            have = taken.get(factor, ())
+            if factor in closed or part == have or part[: len(have)] != have:
+                continue
+            used = {a for f, x in taken.items() if f != factor for a in x}
+            if (only is not None and factor not in only) or used & set(part):
+                continue
+            if item.rule.valid({**taken, factor: part}, self.mesh):
+                taken[factor] = part
         return taken
 
-    def _parts(self, item: Group, end: _End) -> Iterator[tuple[str, Axes]]:
-        for axes, factors in zip(self.dims[end.value], end.dims, strict=True):
-            yield from deal(axes, factors, item.rule.sizes, self.mesh).items()
+    def _rest(self, item: Group, own: Mapping[str, Axes], claims: Sequence[_Claim], dims: Dims) -> Layout:
+        """Layout in which a result rests: partial sums are scattered over dims that competed for their axes."""
+        here = {f for dim in dims for f in dim}
+        kept = {f: axes for f, axes in own.items() if f in here}
+        return item.rule.layout(dims, self._taken(item, kept, claims, here))
 
-    def _seconds(self, item: Group, assignment: Assignment) -> float:
+    def _seconds(self, item: Group, assignment: Assignment, claims: Sequence[_Claim]) -> float:
         """Price of bringing what a group reads, and what it leaves, from and to where they are by now.
 
         An operand that a loop holds unchanged can be brought once for all trips.
@@ -240,9 +287,9 @@ class Flow:
             if value in self.dims:
                 want = item.input_layout(i, assignment)
                 total += self._reshard(value, self._layout(value), want) / self.trips.get(value, 1)
-        for j, value in enumerate(item.outputs):
+        for j, (value, dims) in enumerate(zip(item.outputs, item.rule.outputs, strict=True)):
             left = item.output_layout(j, assignment)
-            want = self._layout(value) if value in self.dims else Layout(left.dims)
+            want = self._layout(value) if value in self.dims else self._rest(item, assignment, claims, dims)
             total += self._reshard(value, left, want)
         return total
 
@@ -252,6 +299,7 @@ class Flow:
     def _push(self, layout: tuple[Axes, ...], value: Value) -> None:
         """Let a value take the axes of a neighbour, dim by dim."""
         own = self.dims.setdefault(value, [()] * len(value.shape))
+        before = list(own)
         for d, axes in enumerate(layout):
             have = own[d]
             if d in self.closed.get(value, ()) or axes == have or axes[: len(have)] != have:
@@ -260,14 +308,14 @@ class Flow:
                 continue
             if value.shape[d] % mesh_size(axes, self.mesh) == 0:
                 own[d] = axes
-                self.changed = True
+        if own != before:
+            self.changed = True
+            self._follow_links(value)
 
-    def _follow_links(self) -> None:
-        for outer, inner, crossing in self.links:
-            if outer in self.dims:
-                self._push(crossing.inside(self._layout(outer)).dims, inner)
-            if inner in self.dims:
-                self._push(crossing.outside(self._layout(inner)).dims, outer)
+    def _follow_links(self, value: Value) -> None:
+        """Let what enters or leaves a loop or branch take the axes of a value at once, as in program order."""
+        for other, moved in self.links[value]:
+            self._push(moved(self._layout(value)).dims, other)
 
     def _follow_state(self) -> None:
         """Results that are the next step's inputs exchange shardings with them; so do fixed outputs."""
