@@ -95,8 +95,9 @@ CASES = [
         "reshape",
         lambda x: x.reshape(6, 4),
         (f32(2, 3, 4),),
-        "(f0 f1 f2) -> ((f0 f1) f2) {linear: 0}",
+        "(f0 f1 f2) -> ((f0 f1) f2) {exchange: f1=halo; linear: 0}",
     ),
+    ("reshape", lambda x: x.reshape(4, 4), (f32(2, 2, 4),), "(f0 f1 f2) -> ((f0 f1) f2) {linear: 0}"),
     ("slice", lambda x: x[:, -1], (f32(2, 4),), "(d0 d1) -> (d0 1) {reduce: d1; linear: 0}"),
     ("slice", lambda x: (x > 0)[:, -1], (f32(2, 4),), "(d0 1) -> (d0 1) {linear: 0}"),
     (
@@ -346,10 +347,12 @@ def test_factors_multiply_to_the_dims(shapes: tuple[tuple[int, ...], tuple[int, 
 def test_a_local_reshape_is_a_part_of_the_global_one(
     shapes: tuple[tuple[int, ...], tuple[int, ...]], data: st.DataObject
 ) -> None:
-    """Cut the source by a valid split, reshape each part: the parts are those of the target."""
+    """Cut the source by a valid even split, reshape each part: the parts are those of the target."""
     left, right, sizes, whole = reshape_dims(*shapes)
     mesh = {"x": 2, "y": 3, "z": 2}
-    rule = ShardingRule(inputs=(left,), outputs=(right,), sizes=sizes, whole=frozenset(whole))
+    rule = ShardingRule(
+        inputs=(left,), outputs=(right,), sizes=sizes, even=frozenset(sizes), whole=frozenset(whole)
+    )
     assignment: dict[str, tuple[str, ...]] = {}
     for axis in mesh:
         factor = data.draw(st.sampled_from([None, *rule.factors]))
