@@ -61,7 +61,7 @@ def per_device(values: Sequence[int], axes: Axes) -> Any:
     index = lax.axis_index(axes)
     step = values[1] - values[0]
     if all(b - a == step for a, b in zip(values, values[1:], strict=False)):
-        return index * step + values[0]
+        return lax.add(lax.mul(index, np.int32(step)), np.int32(values[0]))
     # No table: an array constant would be one more operand of the program around this one.
     return lax.select_n(index, *(np.int32(v) for v in values))
 

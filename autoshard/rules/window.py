@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -126,8 +125,12 @@ def view_of(
 
 def outside_filled(x: Any, dim: int, axes: Axes, size: int, starts: Sequence[int], fill: Any) -> Any:
     """Put `fill` where a window that begins at `starts[p]` lies outside a dim of `size` elements."""
-    place = lax.broadcasted_iota(np.int32, x.shape, dim) + per_device(starts, axes)
-    return jnp.where((place >= 0) & (place < size), x, jnp.asarray(fill, x.dtype))
+    start = lax.convert_element_type(per_device(starts, axes), np.int32)
+    place = lax.add(lax.iota(np.int32, x.shape[dim]), lax.broadcast(start, x.shape[dim : dim + 1]))
+    bounds = [lax.full_like(place, bound) for bound in (0, size)]
+    inside = lax.bitwise_and(lax.ge(place, bounds[0]), lax.lt(place, bounds[1]))
+    fill = lax.convert_element_type(fill, x.dtype)
+    return lax.select(lax.broadcast_in_dim(inside, x.shape, [dim]), x, lax.broadcast(fill, x.shape))
 
 
 def cut_out(x: Any, dim: int, axes: Axes, starts: Sequence[int], length: int) -> Any:

@@ -483,37 +483,40 @@ def _scatter(pool: Pool) -> None:
 def _window(pool: Pool) -> None:
     channels, out = int(pool.rng.choice([2, 4, 8])), int(pool.rng.choice([4, 8]))
     groups = int(pool.rng.choice([1, 1, 2]))
-    i = pool.ints((int(pool.rng.choice([2, 4])), 4, 8, channels))
-    kernel = pool.ints((int(pool.rng.choice([1, 3])), 1, channels // groups, out))
-    stride = int(pool.rng.choice([1, 2]))
+    sizes = int(pool.rng.choice([1, 2, 4])), int(pool.rng.choice([4, 5, 8])), int(pool.rng.choice([6, 8, 9]))
+    i = pool.ints((*sizes, channels))
+    taps = int(pool.rng.choice([1, 3])), int(pool.rng.choice([1, 2, 3]))
+    kernel = pool.ints((*taps, channels // groups, out), -1, 2)
+    strides = int(pool.rng.choice([1, 2])), int(pool.rng.choice([1, 1, 3]))
     padding = str(pool.rng.choice(["SAME", "VALID"]))
 
     def conv(x: Any, w: Any) -> Any:
         return lax.conv_general_dilated(
             x,
             w,
-            (stride, 1),
+            strides,
             padding,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
             feature_group_count=groups,
         )
 
     def pooled(x: Any) -> Any:
-        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, *taps, 1), (1, *strides, 1), padding)
 
-    pick = int(pool.rng.integers(4))
+    def averaged(x: Any) -> Any:
+        return lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 1, 2, 1), "SAME")
+
+    pick = int(pool.rng.integers(5))
     if pick == 0:
         pool.step("conv", conv, [i, kernel])
     elif pick == 1:
         pool.step("conv_grad", jax.grad(lambda x, w: jnp.square(conv(x, w)).sum(), (0, 1)), [i, kernel])
     elif pick == 2:
-        pool.step(
-            "pool",
-            lambda x: (pooled(x), lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 1, 2, 1), "SAME")),
-            [i],
-        )
+        pool.step("pool", lambda x: (pooled(x), averaged(x)), [i])
+    elif pick == 3:
+        pool.step("pool_grad", jax.grad(lambda x: (3 * pooled(x)).sum() + jnp.square(averaged(x)).sum()), [i])
     else:
-        pool.step("pool_grad", jax.grad(lambda x: (3 * pooled(x)).sum()), [i])
+        pool.step("cover", lambda x: lax.reduce_window(x, -jnp.inf, lax.max, x.shape, (1,) * 4, "VALID"), [i])
 
 
 def _along(pool: Pool) -> None:
