@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.helpers.running import run
+import autoshard
+from autoshard.partition.emitter import Decisions
+from autoshard.planner import model_of
+from tests.helpers.programs import random_program
+from tests.helpers.running import differences, run, run_spmd, session_of, whole_decisions
 from tests.helpers.single import Single, op_of, random_split, wrong_ones
+from tests.test_invariants import choices_of, gap
 
 MESHES: tuple[dict[str, int], ...] = (
     {"a": 2, "b": 4},
@@ -156,3 +161,87 @@ def _fft(rng: np.random.Generator) -> tuple[Any, tuple[Any, ...]]:
 @pytest.mark.parametrize("make", [_cumulative, _reduction, _top_k, _sort, _fft])
 def test_an_op_along_a_split_dim_computes_the_same(make: Any, seed: int) -> None:
     _check(make, seed, rtol=1e-2 if make is _cumulative else 1e-5)
+
+
+def _split_along(fn: Any, args: tuple[Any, ...], title: str, axes: tuple[str, ...]) -> tuple[Any, Any]:
+    """Run a function with the exchanged factors of the groups of an op split; what differs, and the estimate."""
+    session = session_of(fn, args, {"a": 8})
+    whole = whole_decisions(session.source.block)
+    groups = dict(whole.assignments)
+    found = [g for g in groups if any(op.name == title for op in g.ops)]
+    assert found
+    for item in found:
+        (factor,) = item.rule.exchange or item.rule.reduce
+        groups[item] = {factor: axes}
+    decisions = Decisions(assignments=groups, layouts=whole.layouts, outputs=whole.outputs)
+    wrong = differences(run_spmd(session, decisions, args), jax.tree.leaves(fn(*args)))
+    return wrong, session.estimate(decisions)
+
+
+def test_log_softmax_over_an_odd_vocabulary_moves_no_logits() -> None:
+    """257 words over 8 devices: 33 each, and padding in the last."""
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.standard_normal((4, 257)) * 3, jnp.float32)
+    labels = jnp.asarray(rng.integers(0, 257, 4))
+
+    def loss(x: Any) -> Any:
+        return -jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None], 1).sum()
+
+    for fn in (jax.nn.logsumexp, lambda x: jax.nn.logsumexp(x, axis=1), loss, jax.grad(loss)):
+        session = session_of(fn, (logits,), {"a": 8})
+        whole = whole_decisions(session.source.block)
+        groups = dict(whole.assignments)
+        for item in groups:
+            words = [f for f, n in item.rule.sizes.items() if n == 257 and f in item.rule.factors]
+            if words and item.rule.valid({words[0]: ("a",)}, {"a": 8}):
+                groups[item] = {words[0]: ("a",)}
+        assert any(groups.values())
+        decisions = Decisions(assignments=groups, layouts=whole.layouts, outputs=whole.outputs)
+        assert not differences(run_spmd(session, decisions, (logits,)), jax.tree.leaves(fn(logits)))
+
+
+def test_the_most_likely_of_split_words_is_found_from_one_word_each() -> None:
+    logits = jnp.asarray(np.random.default_rng(0).integers(0, 9, (4, 257)), jnp.float32)
+    wrong, estimate = _split_along(lambda x: jnp.argmax(x, 1), (logits,), "argmax", ("a",))
+    assert not wrong
+    inside = [c for c in estimate.collectives if c.kind == "all_gather"]
+    assert inside and all(c.full_bytes <= 8 * 4 * 4 for c in inside)
+
+
+def test_a_sort_keeps_two_parts_in_memory() -> None:
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 99, 1000), jnp.int32)
+    wrong, estimate = _split_along(lambda x: jnp.argsort(x), (x,), "sort", ("a",))
+    assert not wrong
+    permutes = [c for c in estimate.collectives if c.kind == "collective_permute"]
+    assert sum(c.count for c in permutes) == 2 * 8 and all(c.full_bytes == 4 * 125 for c in permutes)
+
+
+def test_positions_along_a_split_sequence_pass_on_totals_only() -> None:
+    mask = jnp.asarray(np.random.default_rng(0).integers(0, 2, (2, 509)), jnp.int32)
+    wrong, estimate = _split_along(lambda m: jnp.cumsum(m, 1), (mask,), "cumsum", ("a",))
+    assert not wrong
+    assert min(c.full_bytes for c in estimate.collectives) == 2 * 8 * 4
+
+
+@pytest.mark.parametrize("shape", [(64, 32), (7, 12, 10)])
+def test_filters_in_frequency_and_their_gradients_under_a_plan(shape: tuple[int, ...]) -> None:
+    def blur(x: Any) -> Any:
+        spectrum = jnp.fft.rfftn(x, axes=(-2, -1))
+        return jnp.fft.irfftn(
+            spectrum * jnp.exp(-0.1 * jnp.arange(spectrum.shape[-1])), s=x.shape[-2:], axes=(-2, -1)
+        )
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
+    fn = lambda x: (blur(x), jax.grad(lambda x: jnp.square(blur(x)).sum())(x))  # noqa: E731
+    plan = autoshard.suggest(fn, x, topology="v3", mesh={"a": 8})
+    assert not differences(jax.tree.leaves(plan.spmd(fn)(x)), jax.tree.leaves(fn(x)), 1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_objective_is_the_estimate(seed: int) -> None:
+    made = random_program(seed, ["along", "argmax", "reduce", "along_grad"], most=4)
+    session = session_of(made.fn, made.args, MESHES[2 * (seed % 2)])
+    model, _ = model_of(session, {})
+    gaps = [gap(session, model, c) for c in choices_of(model, np.random.default_rng(seed))]
+    finite = [g for g in gaps if g is not None]
+    assert finite and max(finite) < 1e-6

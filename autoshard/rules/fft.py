@@ -75,7 +75,7 @@ def _emit(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
     if not inverse:
         x = transform(x)
     for d in dims:
-        if d not in minor and d != last:
+        if d not in minor and d != last and op.params["fft_lengths"][d - dims.stop] > 1:
             x = _one(op, x, d, _COMPLEX[op.params["fft_type"]], view)
     return [transform(x) if inverse else x]
 
@@ -93,10 +93,14 @@ def _one(op: Op, x: Any, dim: int, kind: lax.FftType, view: LocalView) -> Any:
     size = x.shape[other]
     x = pad_end(x, other, chunk(size, ways) * ways - size)
     x = lax.all_to_all(x, axes, split_axis=other, concat_axis=dim, tiled=True)
-    x = _along(op, lax.slice_in_dim(x, 0, shape_of(op.inputs[0])[dim], axis=dim), dim, kind)
+    x = _along(op, _cut(x, dim, shape_of(op.inputs[0])[dim]), dim, kind)
     x = pad_end(x, dim, chunk(x.shape[dim], ways) * ways - x.shape[dim])
     x = lax.all_to_all(x, axes, split_axis=dim, concat_axis=other, tiled=True)
-    return lax.slice_in_dim(x, 0, size, axis=other)
+    return _cut(x, other, size)
+
+
+def _cut(x: Any, dim: int, size: int) -> Any:
+    return x if x.shape[dim] == size else lax.slice_in_dim(x, 0, size, axis=dim)
 
 
 def _along(op: Op, x: Any, dim: int, kind: lax.FftType) -> Any:

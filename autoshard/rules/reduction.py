@@ -76,7 +76,7 @@ def identity_of(monoid: str, dtype: Any) -> Any:
         return np.asarray(-math.inf if monoid == "max" else math.inf, dtype)
     if truth:
         return np.asarray(monoid == "min")
-    info = jnp.iinfo(dtype)
+    info = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
     return np.asarray(info.min if monoid == "max" else info.max, dtype)
 
 

@@ -34,7 +34,7 @@ def _greatest(dtype: Any) -> Any:
         nan = np.asarray(complex(np.nan, np.nan) if jnp.issubdtype(dtype, jnp.complexfloating) else np.nan)
         if np.isnan(nan.astype(dtype)):
             return nan.astype(dtype)
-        return np.asarray(jnp.finfo(dtype).max)
+        return np.asarray(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
     return identity_of("min", dtype)
 
 

@@ -100,26 +100,6 @@ def _whole(pool: Any) -> None:
         )
 
 
-def _fft(pool: Any) -> None:
-    i = pool.pick(least=1)
-    rank = pool.values[i].ndim
-    axes = tuple(range(rank))[-int(pool.rng.integers(1, min(3, rank) + 1)) :]
-    pick = int(pool.rng.integers(4))
-
-    def power(x: Any) -> Any:
-        return jnp.square(jnp.abs(jnp.fft.fftn(x, axes=axes))).sum()
-
-    if pick == 0:
-        pool.step("fft", lambda x: jnp.fft.fftn(x, axes=axes).real, [i], exact=False)
-    elif pick == 1:
-        pool.step("rfft", lambda x: jnp.fft.rfftn(x, axes=axes).imag, [i], exact=False)
-    elif pick == 2:
-        size = (*pool.values[i].shape[rank - len(axes) : -1], 2 * pool.values[i].shape[-1] - 1)
-        pool.step("irfft", lambda x: jnp.fft.irfftn(x + 2j, s=size, axes=axes), [i], exact=False)
-    else:
-        pool.step("fft_grad", jax.grad(power), [i], exact=False)
-
-
 def _along_grad(pool: Any) -> None:
     i = pool.pick(least=1)
     axis = pool.axis(i)
@@ -142,6 +122,5 @@ STEPS: dict[str, Callable[[Any], None]] = {
     "ragged": _ragged,
     "draws": _draws,
     "whole": _whole,
-    "fft": _fft,
     "along_grad": _along_grad,
 }
