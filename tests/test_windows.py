@@ -214,3 +214,68 @@ def test_an_op_on_windows_computes_the_same_however_it_is_split(seed: int, kind:
     rng = np.random.default_rng([seed, len(kind)])
     cases = [KINDS[kind](rng) for _ in range(12)]
     check([(op, arrays, split(op, rng)) for op, arrays in cases])
+
+
+def _with_operands(fn: Callable[..., Any], shapes: Sequence[Sequence[int]], name: str) -> tuple[Op, Any]:
+    return operation(fn, [jnp.zeros(shape) for shape in shapes], name, np.random.default_rng(0))
+
+
+def test_a_dim_that_one_window_covers_is_reduced() -> None:
+    def contracted(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (3,), [(0, 0)])
+
+    def covered(x: Any) -> Any:
+        return lax.reduce_window(x, -jnp.inf, lax.max, (9, 3), (2, 2), [(2, 1), (1, 1)], (1, 1), (1, 1))
+
+    convolved = _with_operands(contracted, [(2, 4, 13), (6, 4, 13)], "conv_general_dilated")
+    pooled = _with_operands(covered, [(7, 5)], "reduce_window_max")
+    assert "reduce: i s0}" in str(rule_of(convolved[0]))
+    assert "reduce: d0=max; exchange: d1=halo}" in str(rule_of(pooled[0]))
+    check(
+        [(*convolved, {"s0": axes}) for axes in (("a",), ("b",), ("b", "a"))]
+        + [(*pooled, {"d0": ("a",), "d1": ("b",)}), (*pooled, {"d0": ("b", "a")})]
+    )
+
+
+def _bound(op: Op, arrays: Sequence[Any], assignment: Assignment) -> list[Any]:
+    """Equations of an op that is split."""
+    dims = [rule_of(op).layout(d, assignment).dims for d in rule_of(op).outputs]
+
+    def body(*operands: Any) -> tuple[Any, ...]:
+        view = LocalView(rule=rule_of(op), assignment=assignment, mesh=MESH)
+        return tuple(family(op).emit(op, operands, view))
+
+    mapped = jax.shard_map(
+        body,
+        mesh=cpu_mesh(MESH),
+        in_specs=tuple(P(*rule_of(op).layout(d, assignment).dims) for d in rule_of(op).inputs),
+        out_specs=tuple(P(*d) for d in dims),
+        check_vma=False,
+    )
+    (eqn,) = jax.make_jaxpr(mapped)(*arrays).jaxpr.eqns
+    return list(eqn.params["jaxpr"].eqns)
+
+
+def test_borders_move_and_nothing_else() -> None:
+    """A 3x3 convolution of an image split by height and width sends one row and one column each way."""
+
+    def fn(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    op, arrays = _with_operands(fn, [(1, 32, 32, 4), (3, 3, 4, 4)], "conv_general_dilated")
+    eqns = _bound(op, arrays, {"s0": ("a",), "s1": ("b",)})
+    sent = [e.invars[0].aval.shape for e in eqns if e.primitive.name == "ppermute"]
+    assert sent == [(1, 1, 8, 4)] * 2 + [(1, 18, 1, 4)] * 2
+    assert {e.primitive.name for e in eqns} <= {"slice", "ppermute", "concatenate", "conv_general_dilated"}
+
+
+def test_windows_that_do_not_cross_a_border_stay_on_the_device() -> None:
+    settings = ((1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    pool = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, *settings)  # noqa: E731
+    split = {"d1": ("b",), "d2": ("a",)}
+    for fn, name in (
+        (pool, "reduce_window_max"),
+        (jax.grad(lambda x: pool(x).sum()), "select_and_scatter_add"),
+    ):
+        op, arrays = _with_operands(fn, [(1, 16, 16, 4)], name)
+        assert {e.primitive.name for e in _bound(op, arrays, split)} <= {name, "slice"}

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax import lax
-
-from autoshard.padding import pad_end
+from autoshard.padding import pad_around
 from autoshard.program import Op, shape_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, register
 from autoshard.rules.rule import ShardingRule
@@ -129,10 +127,7 @@ def _taps(rhs: Any, dim: int, view: LocalView, name: str, cut: Cut) -> Any:
         starts = [p * cut.part for p in range(view.ways(name))]
         rhs = outside_filled(rhs, dim, axes, view.rule.sizes[name], starts, 0)
     more = cut.count - cut.part
-    if not more:
-        return rhs
-    padded = lax.concatenate([pad_end(lax.slice_in_dim(rhs, 0, 0, axis=dim), dim, more), rhs], dim)
-    return cut_out(pad_end(padded, dim, more), dim, axes, [more - s for s in cut.skip], cut.count)
+    return cut_out(pad_around(rhs, dim, more, more), dim, axes, [more - s for s in cut.skip], cut.count)
 
 
 register(

@@ -11,7 +11,8 @@ from typing import Any
 
 from jax import lax
 
-from autoshard.layout import chunk
+from autoshard.layout import Axes, chunk
+from autoshard.padding import pad_around
 from autoshard.program import Op, aval_of, shape_of
 from autoshard.rules.reduction import identity_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, names, register
@@ -58,7 +59,7 @@ def _rule(op: Op, windows: Sequence[Window], halo: bool = True) -> ShardingRule:
     return ShardingRule(
         inputs=tuple(tuple(dims) if shape_of(a) else () for a in op.inputs),
         outputs=(kept,) * len(op.outputs),
-        sizes={f"d{i}": max(w.size, w.out) for i, w in enumerate(windows)},
+        sizes={f"d{i}": w.size for i, w in enumerate(windows)},
         reduce=reduced,
         exchange=exchange,
         linear=(0,) if op.name in _LINEAR else (),
@@ -146,17 +147,12 @@ def _emit_scatter(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[
     padding = list(op.params["padding"])
     kept = []
     for i, window in enumerate(_scatter_windows(op)):
-        axes, ways = view.axes(f"d{i}"), view.ways(f"d{i}")
+        axes = view.axes(f"d{i}")
         if not axes or f"d{i}" not in view.rule.exchange:
             continue
-        part, low, stride = chunk(window.size, ways), window.padding[0], window.stride
-        ends = [min((p + 1) * part, window.size) for p in range(ways)]
-        firsts = [-(-(p * part + low - window.taps + 1) // stride) for p in range(ways)]
-        count = max(
-            1, *((end - 1 + low) // stride - first + 1 for end, first in zip(ends, firsts, strict=True))
-        )
-        starts = [first * stride - low for first in firsts]
-        length = (count - 1) * stride + window.taps
+        part, (firsts, count) = view.local_size(f"d{i}"), _touching(window, view.ways(f"d{i}"))
+        starts = [first * window.stride - window.padding[0] for first in firsts]
+        length = (count - 1) * window.stride + window.taps
         source = view_of(source, i, axes, view.mesh, window.out, firsts, count, None)
         operand = view_of(operand, i, axes, view.mesh, window.size, starts, length, fill)
         padding[i] = (0, 0)
@@ -167,13 +163,19 @@ def _emit_scatter(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[
     return [result]
 
 
-def _part_of(x: Any, dim: int, axes: Any, places: Sequence[int], part: int) -> Any:
+def _touching(window: Window, ways: int) -> tuple[list[int], int]:
+    """Return the first window that touches each device's part, and how many do at most."""
+    part, low, stride = chunk(window.size, ways), window.padding[0], window.stride
+    firsts = [-(-(p * part + low - window.taps + 1) // stride) for p in range(ways)]
+    lasts = [(min((p + 1) * part, window.size) - 1 + low) // stride for p in range(ways)]
+    return firsts, max(1, *(last - first + 1 for first, last in zip(firsts, lasts, strict=True)))
+
+
+def _part_of(x: Any, dim: int, axes: Axes, places: Sequence[int], part: int) -> Any:
     """Cut the device's part out of what windows touch; where none does there are zeros."""
     before = max(0, -min(places))
     behind = max(0, max(places) + part - x.shape[dim])
-    if before or behind:
-        config = [(before, behind, 0) if i == dim else (0, 0, 0) for i in range(x.ndim)]
-        x = lax.pad(x, lax.full((), 0, x.dtype), config)
+    x = pad_around(x, dim, before, behind)
     return cut_out(x, dim, axes, [place + before for place in places], part)
 
 
