@@ -23,10 +23,15 @@ from autoshard.rules.rule import ShardingRule
 __all__ = ["take"]
 
 
+def _starts_are_computed(op: Op, first: int) -> bool:
+    return any(isinstance(a, Value) for a in op.inputs[first:])
+
+
 def _clamped(op: Op, starts: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
     """Clamp the starts of a window of the first operand as the op itself would; int32.
 
-    XLA forgets to when it merges the slice with another one.
+    XLA forgets to when it merges the slice with another one, and its partitioner drops an update that is to be
+    clamped along a split dim.
     """
     found = []
     for start, whole, size in zip(starts, shape_of(op.inputs[0]), sizes, strict=True):
@@ -66,6 +71,8 @@ def take(x: Any, starts: Sequence[Any], sizes: Sequence[int], offsets: Mapping[i
 
 def _put(x: Any, update: Any, starts: Sequence[Any], offsets: Mapping[int, Any]) -> Any:
     """Write the part of an update that falls into this device's part of an array; operands as of `take`."""
+    if not offsets:
+        return lax.dynamic_update_slice(x, update, starts, allow_negative_indices=False)
     begin: list[Any] = list(starts)
     shift: list[Any] = [0] * x.ndim
     held = [min(size, n) for size, n in zip(update.shape, x.shape, strict=True)]
@@ -99,7 +106,7 @@ def _local_slice_sizes(op: Op, view: LocalView) -> Mapping[str, Any]:
 
 
 def _dynamic_slice_is_special(op: Op, view: LocalView) -> bool:
-    return any(isinstance(a, Value) for a in op.inputs[1:]) or moves(op, view)
+    return _starts_are_computed(op, 1) or moves(op, view)
 
 
 def _emit_dynamic_slice(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
@@ -126,7 +133,7 @@ def _split_under_update(op: Op, view: LocalView) -> dict[int, str]:
 
 
 def _update_is_special(op: Op, view: LocalView) -> bool:
-    return bool(_split_under_update(op, view))
+    return _starts_are_computed(op, 2) or bool(_split_under_update(op, view))
 
 
 def _emit_dynamic_update_slice(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
