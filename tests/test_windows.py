@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core.primitives import select_and_scatter_p
 from jax.sharding import PartitionSpec as P
 
 from autoshard.choices import assignments
@@ -218,6 +219,28 @@ def test_an_op_on_windows_computes_the_same_however_it_is_split(seed: int, kind:
 
 def _with_operands(fn: Callable[..., Any], shapes: Sequence[Sequence[int]], name: str) -> tuple[Op, Any]:
     return operation(fn, [jnp.zeros(shape) for shape in shapes], name, np.random.default_rng(0))
+
+
+def test_a_scatter_by_functions_of_the_users_splits_beside_the_windows() -> None:
+    choose, add = (jax.make_jaxpr(f)(0.0, 0.0).jaxpr for f in (lax.ge, lax.add))
+
+    def fn(operand: Any, source: Any, start: Any) -> Any:
+        return select_and_scatter_p.bind(
+            operand,
+            source,
+            start,
+            select_jaxpr=choose,
+            select_consts=(),
+            scatter_jaxpr=add,
+            scatter_consts=(),
+            window_dimensions=(1, 2),
+            window_strides=(1, 2),
+            padding=((0, 0), (0, 0)),
+        )
+
+    op, arrays = _with_operands(fn, [(5, 8), (5, 4), ()], "select_and_scatter")
+    assert str(rule_of(op)) == "(d0 1), (d0 1), () -> (d0 1)"
+    check([(op, arrays, {"d0": axes}) for axes in (("a",), ("b", "a"))])
 
 
 def test_a_dim_that_one_window_covers_is_reduced() -> None:

@@ -205,4 +205,12 @@ register(
     ),
     ["select_and_scatter_add"],
 )
-register(Family(name="generic_scatter", kind=Kind.SINGLE, rule=_generic_scatter_rule), ["select_and_scatter"])
+register(
+    Family(
+        name="generic_scatter",
+        kind=Kind.SINGLE,
+        rule=_generic_scatter_rule,
+        about="dims that windows slide over stay whole, the others are parallel",
+    ),
+    ["select_and_scatter"],
+)
