@@ -117,14 +117,17 @@ def _place(op: Op, x: Any, axes: tuple[str, ...], view: LocalView) -> Any:
     return lax.reduce_sum(jnp.where(rows == winner, place, 0), (0,))
 
 
-register(
-    Family(
-        name="reduce",
+def _register(name: str, primitives: Sequence[str]) -> None:
+    family = Family(
+        name=name,
         kind=Kind.REDUCTION,
         rule=_rule,
         special=_merges,
         emit_special=_emit_merge,
         identity=_identity,
-    ),
-    [*_MONOIDS, "reduce"],
-)
+    )
+    register(family, primitives)
+
+
+_register("reduce", [*sorted(_COLLECTIVE), *_OF_BOOLS])
+_register("reduce_merged", ["reduce_prod", "reduce_xor", "argmax", "argmin", "reduce"])
