@@ -66,6 +66,12 @@ bench: $(STAMP)  ## Run the slow tests.
 bench-partition: $(STAMP)  ## Compare what our programs send with what XLA's partitioner sends; write docs/partition.md.
 	$(BIN)/python -m benchmarks.partition
 
+N ?= 10000
+
+.PHONY: fuzz
+fuzz: $(STAMP)  ## Look for wrong partitioned programs: make fuzz N=10000.
+	$(BIN)/python -m tests.fuzz $(N)
+
 .PHONY: clean
 clean:  ## Remove .venv and the caches.
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

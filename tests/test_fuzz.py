@@ -11,13 +11,24 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
+from autoshard.partition.emitter import constrained
 from tests.helpers.drawn import Drawn
 from tests.helpers.programs import random_program
-from tests.helpers.running import MESHES, differences, random_decisions, run_spmd, session_of
+from tests.helpers.running import (
+    MESHES,
+    cpu_mesh,
+    differences,
+    random_decisions,
+    run,
+    run_spmd,
+    session_of,
+)
 
 EXAMPLES = int(os.environ.get("AUTOSHARD_FUZZ", "500"))
 SEED = int(os.environ.get("AUTOSHARD_FUZZ_SEED", "0"))
-PARTS = 10
+PARTS = max(10, EXAMPLES // 100)
+# One program in so many is also compiled by XLA's partitioner under the same shardings.
+XLA_EVERY = 5
 _seen = 0
 
 
@@ -37,6 +48,10 @@ def check(data: Any) -> None:
     note(f"layouts {decisions.layouts}\noutputs {decisions.outputs}")
     wrong = differences(run_spmd(session, decisions, made.args), made.expected)
     assert not wrong, (made.names, mesh, wrong)
+    if rng.integers(XLA_EVERY) == XLA_EVERY - 1:
+        led = constrained(session.source.block, decisions, session.resharder, cpu_mesh(mesh))
+        wrong = differences(run(led, jax.tree.leaves(made.args)), made.expected)
+        assert not wrong, ("XLA", made.names, mesh, wrong)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

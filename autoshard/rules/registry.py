@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -98,8 +97,8 @@ class LocalView:
             size, axes = math.prod(self.rule.sizes[f] for f in dim), self.dim_axes(dim)
             if axes and size % mesh_size(axes, self.mesh):
                 place = lax.broadcasted_iota(np.int32, array.shape, d)
-                held = size - self.index(axes) * array.shape[d]
-                array = jnp.where(place < held, array, jnp.asarray(fill, array.dtype))
+                held = lax.lt(place, lax.broadcast(size - self.index(axes) * array.shape[d], array.shape))
+                array = lax.select(held, array, lax.full(array.shape, fill, array.dtype))
         return array
 
 
