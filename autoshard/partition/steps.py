@@ -12,8 +12,10 @@ from functools import lru_cache
 from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax import lax
 
+from autoshard.addresses import address, cut
 from autoshard.layout import (
     Axes,
     Layout,
@@ -137,12 +139,12 @@ def _apply(x: Any, step: Step, shape: Sequence[int], mesh: MeshShape) -> Any:
 def _cut(x: Any, step: Step, after: Sequence[int], mesh: MeshShape) -> Any:
     """Cut out this device's part. The part at an uneven end is cut a little early and moved up."""
     size, whole, d = after[step.dim], x.shape[step.dim], step.dim
-    start = lax.axis_index(step.axes) * size
+    start = address(step.axes, size)
     if size * mesh_size(step.axes, mesh) == whole:
-        return lax.dynamic_slice_in_dim(x, start, size, axis=d)
-    early = lax.min(start, whole - size)
-    part = lax.dynamic_slice_in_dim(x, early, size, axis=d)
-    return lax.dynamic_slice_in_dim(pad_end(part, d, size), lax.min(start - early, size), size, axis=d)
+        return cut(x, start, size, axis=d)
+    early = lax.min(start, np.int32(whole - size))
+    part = cut(x, early, size, axis=d)
+    return cut(pad_end(part, d, size), lax.min(lax.sub(start, early), np.int32(size)), size, axis=d)
 
 
 def _trimmed(x: Any, dim: int, after: Sequence[int]) -> Any:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from autoshard.addresses import cut
 from autoshard.program import Op, shape_of
 from autoshard.rules.reduction import identity_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, names, register
@@ -71,7 +72,7 @@ def _emit_cumulative(op: Op, operands: Sequence[Any], view: LocalView) -> Sequen
     (totals,) = bind(op, [lax.all_gather(total, axes, axis=axis, tiled=True)])
     edge = lax.full_like(total, identity)
     shifted = lax.concatenate([totals, edge] if reverse else [edge, totals], axis)
-    before = lax.dynamic_slice_in_dim(shifted, view.index(axes) + int(reverse), 1, axis)
+    before = cut(shifted, view.index(axes) + int(reverse), 1, axis)
     return [combine(local, jnp.broadcast_to(before, local.shape))]
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from autoshard.addresses import cut
 from autoshard.layout import Axes, MeshShape, coordinates, mesh_size, position
 from autoshard.padding import pad_around
 
@@ -169,7 +170,7 @@ def _receive(x: Any, dim: int, axes: Axes, mesh: MeshShape, r: _Round) -> Any:
     if len(set(table)) == 1:
         piece = lax.slice_in_dim(x, first, first + r.length, axis=dim)
     else:
-        piece = lax.dynamic_slice_in_dim(x, per_device(table, axes), r.length, axis=dim)
+        piece = cut(x, per_device(table, axes), r.length, axis=dim)
     if r.is_local:
         return piece
     return permute(piece, axes, mesh, [(source, p) for p, (source, _, _) in r.pieces.items()])
@@ -195,7 +196,7 @@ def _joined(x: Any, dim: int, length: int, pieces: Sequence[tuple[int, Any]]) ->
 def _put(window: Any, piece: Any, dim: int, start: Any) -> Any:
     zero = jnp.zeros((), jnp.int32)
     starts = [jnp.asarray(start, jnp.int32) if i == dim else zero for i in range(window.ndim)]
-    return lax.dynamic_update_slice(window, piece, starts)
+    return lax.dynamic_update_slice(window, piece, starts, allow_negative_indices=False)
 
 
 def _zeros(x: Any, dim: int, length: int) -> Any:
@@ -223,4 +224,4 @@ def window_of(x: Any, dim: int, axes: Axes, starts: Sequence[int], length: int) 
     starts = [min(max(start, -length), size) for start in starts]
     before, behind = max(0, -min(starts)), max(0, max(starts) + length - size)
     x = pad_around(x, dim, before, behind)
-    return lax.dynamic_slice_in_dim(x, per_device([s + before for s in starts], axes), length, axis=dim)
+    return cut(x, per_device([s + before for s in starts], axes), length, axis=dim)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from autoshard.addresses import cut
 from autoshard.program import Op, shape_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, register
 from autoshard.rules.rule import ShardingRule
@@ -145,14 +146,14 @@ def _emit(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
 def _forward(array: Any, count: Any, dim: int) -> Any:
     """Move rows up by `count`; zeros follow."""
     padded = lax.concatenate([array, jnp.zeros_like(array)], dim)
-    return lax.dynamic_slice_in_dim(padded, count, array.shape[dim], dim)
+    return cut(padded, count, array.shape[dim], dim)
 
 
 def _backward(array: Any, count: Any, dim: int) -> Any:
     """Move rows down by `count`; zeros come before."""
     rows = array.shape[dim]
     padded = lax.concatenate([jnp.zeros_like(array), array], dim)
-    return lax.dynamic_slice_in_dim(padded, np.int32(rows) - count, rows, dim)
+    return cut(padded, np.int32(rows) - count, rows, dim)
 
 
 register(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from autoshard.addresses import address, cut
 from autoshard.layout import Axes, MeshShape, chunk, local_shape, mesh_size
 from autoshard.padding import pad_end
 from autoshard.program import Op, shape_of
@@ -63,7 +64,7 @@ class LocalView:
 
     def index(self, axes: Axes) -> Any:
         """Position of this device along `axes`, row major; int32 scalar."""
-        return lax.axis_index(axes)
+        return address(axes)
 
     def dim_axes(self, dim: tuple[str, ...]) -> Axes:
         """Mesh axes that split a dim."""
@@ -71,7 +72,7 @@ class LocalView:
 
     def offset(self, factor: str) -> Any:
         """First global index of `factor` on this device; int32 scalar."""
-        return self.index(self.axes(factor)) * self.local_size(factor)
+        return address(self.axes(factor), self.local_size(factor))
 
     def in_shape(self, op: Op, i: int) -> tuple[int, ...]:
         """Local shape of operand i."""
@@ -89,7 +90,7 @@ class LocalView:
         """Cut this device's part of `factor` out of an array that holds all of it in `dim`."""
         size = self.local_size(factor)
         array = pad_end(array, dim, size * self.ways(factor) - array.shape[dim])
-        return lax.dynamic_slice_in_dim(array, self.offset(factor), size, axis=dim)
+        return cut(array, self.offset(factor), size, axis=dim)
 
     def without_padding(self, array: Any, dims: Dims, fill: Any) -> Any:
         """Put `fill` where a local array, laid out by `dims`, holds padding of an uneven split."""
@@ -97,7 +98,7 @@ class LocalView:
             size, axes = math.prod(self.rule.sizes[f] for f in dim), self.dim_axes(dim)
             if axes and size % mesh_size(axes, self.mesh):
                 place = lax.broadcasted_iota(np.int32, array.shape, d)
-                held = lax.lt(place, lax.broadcast(size - self.index(axes) * array.shape[d], array.shape))
+                held = lax.lt(place, lax.broadcast(address(axes, -array.shape[d], size), array.shape))
                 array = lax.select(held, array, lax.full(array.shape, fill, array.dtype))
         return array
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from autoshard.addresses import cut
 from autoshard.layout import Axes, MeshShape, chunk, mesh_size
 from autoshard.program import Op, Value, shape_of
 from autoshard.rules.aligned import adds_up, aligned_rule, is_piece, moved_dims, moves, spread, window
@@ -155,7 +156,7 @@ def _padded(op: Op, x: Any, value: Any, d: int, factor: str, view: LocalView) ->
         return x
     more = need - (length - 1) * step - 1
     x = lax.pad(x, value, [(0, more, step - 1) if i == d else (0, 0, 0) for i in range(x.ndim)])
-    return lax.dynamic_slice_in_dim(x, per_device(ahead, view.axes(factor)), part, axis=d)
+    return cut(x, per_device(ahead, view.axes(factor)), part, axis=d)
 
 
 def _rev_rule(op: Op) -> ShardingRule:

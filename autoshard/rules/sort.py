@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from autoshard.addresses import cut
 from autoshard.program import Op
 from autoshard.rules.along import along_rule, exchanges, filled
 from autoshard.rules.exchange import permute
@@ -67,9 +68,9 @@ def _round(op: Op, parts: list[Any], view: LocalView, first: int) -> list[Any]:
     joined = []
     for mine, theirs in zip(parts, received, strict=True):
         row = lax.concatenate([theirs, mine, theirs], dim)
-        joined.append(lax.dynamic_slice_in_dim(row, jnp.where(is_left, size, 0), 2 * size, dim))
+        joined.append(cut(row, jnp.where(is_left, size, 0), 2 * size, dim))
     merged = bind(op, joined, is_stable=True)
-    kept = [lax.dynamic_slice_in_dim(x, jnp.where(is_left, 0, size), size, dim) for x in merged]
+    kept = [cut(x, jnp.where(is_left, 0, size), size, dim) for x in merged]
     alone = [p for p in range(ways) if not any(p in pair for pair in pairs)]
     if not alone:
         return kept

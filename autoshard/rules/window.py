@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from autoshard.addresses import cut
 from autoshard.layout import Axes, MeshShape, chunk, mesh_size
 from autoshard.rules.exchange import fetch, per_device
 
@@ -139,4 +140,4 @@ def cut_out(x: Any, dim: int, axes: Axes, starts: Sequence[int], length: int) ->
         return x
     if len(set(starts)) == 1:
         return lax.slice_in_dim(x, starts[0], starts[0] + length, axis=dim)
-    return lax.dynamic_slice_in_dim(x, per_device(starts, axes), length, axis=dim)
+    return cut(x, per_device(starts, axes), length, axis=dim)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from autoshard.addresses import cut
 from autoshard.layout import Axes, MeshShape
 from autoshard.program import Op
 from autoshard.rules.rule import Assignment, Dims, ShardingRule
@@ -111,7 +112,7 @@ def _gather(op: Op, operands: Sequence[Any], rule: ShardingRule, ring: Ring, way
 
     def part(held: Any, step: Any) -> tuple[Any, Any]:
         start = (index + step) % ways * size
-        rest = other if shared is None else lax.dynamic_slice_in_dim(other, start, size, axis=shared)
+        rest = other if shared is None else cut(other, start, size, axis=shared)
         pair = (held, rest) if ring.operand == 0 else (rest, held)
         return _product(op, pair, wide), start
 
@@ -145,8 +146,7 @@ def _scatter(op: Op, operands: Sequence[Any], rule: ShardingRule, ring: Ring, wa
     def part(step: Any) -> Any:
         start = (index - step - 1) % ways * size
         pieces = [
-            x if at is None else lax.dynamic_slice_in_dim(x, start, size, axis=at)
-            for x, at in zip(operands, places, strict=True)
+            x if at is None else cut(x, start, size, axis=at) for x, at in zip(operands, places, strict=True)
         ]
         return _product(op, pieces, wide)
 
