@@ -193,7 +193,7 @@ def permutation_seconds(
         The price; zero if nothing moves.
 
     """
-    load = permutation_load(placement, tuple(pairs))
+    load = permutation_load(placement, pairs)
     busy = (load.link_messages * bytes_per_device, load.core_messages * bytes_per_device)
     sent = bytes_per_device if load.moved else 0.0
     chip = placement.topology.chip

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from cost_models.placement import LINE, Placement
 
@@ -148,8 +148,7 @@ class PermutationLoad:
     moved: int
 
 
-@functools.lru_cache(maxsize=16384)
-def permutation_load(placement: Placement, pairs: tuple[tuple[int, int], ...]) -> PermutationLoad:
+def permutation_load(placement: Placement, pairs: Iterable[tuple[int, int]]) -> PermutationLoad:
     """Route messages in dimension order, the shorter way round a ring, and count them on every link.
 
     Args:
@@ -161,10 +160,15 @@ def permutation_load(placement: Placement, pairs: tuple[tuple[int, int], ...]) -
 
     >>> from cost_models import Topology, place
     >>> row = place(Topology.parse("v5e:4x1"), {"x": 4})
-    >>> permutation_load(row, ((0, 3), (1, 2))).link_messages
+    >>> permutation_load(row, [(0, 3), (1, 2)]).link_messages
     2
 
     """
+    return _permutation_load(placement, tuple(pairs))
+
+
+@functools.lru_cache(maxsize=16384)
+def _permutation_load(placement: Placement, pairs: tuple[tuple[int, int], ...]) -> PermutationLoad:
     topology = placement.topology
     links: dict[tuple[tuple[int, ...], int, int], int] = {}
     within: dict[tuple[tuple[int, ...], int, int], int] = {}
@@ -214,7 +218,7 @@ def shift_load(placement: Placement, axes: tuple[str, ...], shift: int, cyclic: 
 
     """
     _check_axes(placement, axes)
-    return permutation_load(placement, tuple(_shift_pairs(placement.mesh, axes, shift, cyclic)))
+    return permutation_load(placement, _shift_pairs(placement.mesh, axes, shift, cyclic))
 
 
 def _shift_pairs(
