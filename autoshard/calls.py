@@ -3,16 +3,18 @@
 Besides the calls that carry their body (`jit`, `custom_jvp_call`, `remat2`, ...) these are primitives that no rule
 knows and that are implemented in JAX: `custom_linear_solve`, `custom_vmap_call` and `composite`, sparse products,
 and what packages define for themselves. By JAX's convention the implementation of such a primitive is what it
-lowers to, so tracing it finds the body.
+lowers to, so tracing it finds the body. A loop that `vmap` gave a condition per example is one, too: its body is
+the loop with one condition that it lowers to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxprs_in_params
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 
 from autoshard.program import aval_of
 from autoshard.rules import families
@@ -40,9 +42,36 @@ def body_of(eqn: Any) -> Any:
     name = eqn.primitive.name
     if name in BODIES and BODIES[name] in eqn.params:
         return eqn.params[BODIES[name]]
+    if name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape:
+        return _loop_while_any(eqn)
     if name in families or eqn.effects:
         return None
     return _implementation(eqn)
+
+
+def _loop_while_any(eqn: Any) -> ClosedJaxpr:
+    """Trace a loop with a condition per example as one that runs while any holds; the others keep their values."""
+    params = eqn.params
+    conditions, body = jaxpr_as_fun(params["cond_jaxpr"]), jaxpr_as_fun(params["body_jaxpr"])
+    split = params["cond_nconsts"]
+    first = split + params["body_nconsts"]
+
+    def run(*operands: Any) -> list[Any]:
+        def going(carry: Sequence[Any]) -> Any:
+            return conditions(*operands[:split], *carry)[0]
+
+        def step(carry: Sequence[Any]) -> list[Any]:
+            stepped, each = body(*operands[split:first], *carry), going(carry)
+            choice = [lax.broadcast_in_dim(each, x.shape, range(each.ndim)) for x in carry]
+            return list(map(lax.select, choice, stepped, carry))
+
+        def any_going(carry: Sequence[Any]) -> Any:
+            each = going(carry)
+            return lax.reduce_or(each, range(each.ndim))
+
+        return lax.while_loop(any_going, step, list(operands[first:]))
+
+    return jax.make_jaxpr(run)(*map(aval_of, eqn.invars))
 
 
 def _implementation(eqn: Any) -> ClosedJaxpr | None:

@@ -105,6 +105,12 @@ FORMER = {
         lambda x, i: jnp.tanh(lax.dynamic_slice_in_dim(2 * x, i, 4, 0)),
         (_f32(8, 4), jnp.array(7)),
     ),
+    "an empty part": ("split", lambda x: lax.split(2 * x, (3, 0, 5)), (_f32(8, 4),)),
+    "a condition per example": (
+        "gt..reduce_or",
+        jax.vmap(lambda x, n: lax.while_loop(lambda c: c[1] > 0, lambda c: (c[0] * 2, c[1] - 1), (x, n))),
+        (_f32(8, 4), jnp.array([3, 0, 5, 1, 2, 2, 0, 4])),
+    ),
     "unsigned indices": (
         "gather",
         lambda x, i: jnp.take(x, i, 0, mode="clip"),
