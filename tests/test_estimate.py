@@ -49,6 +49,19 @@ def test_a_program_written_by_hand_is_priced() -> None:
     assert found.peak_bytes >= local
 
 
+# What the compiler for v3 estimates: it multiplies and adds on the vector unit.
+VECTOR_PRODUCTS = [((8, 1), (1, 8), 42.5e-6), ((8, 8), (8, 1), 81.6e-6), ((1, 128), (128, 1), 247.8e-6)]
+
+
+@pytest.mark.parametrize("left,right,seconds", VECTOR_PRODUCTS)
+def test_a_product_with_a_vector_does_not_fill_the_array(left: Any, right: Any, seconds: float) -> None:
+    count = 65536
+    made = jax.make_jaxpr(lax.batch_matmul)(f32(count, *left), f32(count, *right))
+    found = machine().kernel(made.jaxpr.eqns, made.jaxpr.outvars)
+    assert seconds / 2 < found.seconds < seconds * 2 and not found.matrix_seconds
+    assert found.flops == 2 * count * math.prod(left) * right[1]
+
+
 def test_a_loop_by_hand_counts_its_trips() -> None:
     def fn(x: Any) -> Any:
         return lax.scan(lambda c, _: (lax.psum(c, "x") * 0.5, None), x, None, length=7)[0]

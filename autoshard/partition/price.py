@@ -287,7 +287,15 @@ class Machine:
         k = math.prod(left.shape[i] for i in lhs_contract)
         m = math.prod(n for i, n in enumerate(left.shape) if i not in (*lhs_contract, *lhs_batch))
         n = math.prod(n for i, n in enumerate(right.shape) if i not in (*rhs_contract, *rhs_batch))
-        return self._product(eqn, batch, m, k, n)
+        return self._vector_product(batch, m, k, n) if 1 in (m, k, n) else self._product(eqn, batch, m, k, n)
+
+    def _vector_product(self, batch: int, m: int, k: int, n: int) -> Cost:
+        """Price the multiplications and sums that XLA makes of products with a vector, or of two."""
+        elements = batch * m * k * n
+        seconds = cm.vector_seconds(self.chip, elements=elements)
+        if k > 1:
+            seconds += cm.vector_seconds(self.chip, elements=elements, op_class="reduce_minor")
+        return Cost(vector_seconds=seconds, flops=2.0 * elements)
 
     def _ragged_dot(self, eqn: Equation) -> Cost:
         """Price all rows that are there: how many lie in the groups that a device has is not known."""
