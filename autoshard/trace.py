@@ -20,6 +20,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from autoshard.calls import body_of
 from autoshard.errors import TraceError
+from autoshard.folding import fold_transposes
 from autoshard.layout import Axes, from_spec
 from autoshard.program import Atom, Op, Program, Value, aval_of, shape_of
 from autoshard.references import gathered
@@ -89,7 +90,7 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> Traced:
         index for index, arg in enumerate(args) for _ in range(len(jax.tree_util.tree_leaves(arg)))
     )
     return Traced(
-        program=remove_dead_ops(program),
+        program=remove_dead_ops(fold_transposes(program)),
         in_tree=in_tree,
         out_tree=out_tree,
         in_names=in_names,

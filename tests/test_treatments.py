@@ -87,7 +87,6 @@ def test_a_callback_runs_once_with_whole_arrays() -> None:
         return np.square(x)
 
     for fn in (
-        lambda x: jax.pure_callback(host, LIKE, 2 * x) + 1,
         lambda x: io_callback(host, LIKE, 2 * x) + 1,
         lambda x: io_callback(host, LIKE, 2 * x, ordered=True) + 1,
     ):
@@ -100,6 +99,22 @@ def test_a_callback_runs_once_with_whole_arrays() -> None:
             jax.effects_barrier()
             assert seen == [(8,)]
             np.testing.assert_array_equal(found, np.square(2 * X) + 1)
+
+
+def test_a_pure_callback_sees_whole_arrays_and_moves_nothing() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def host(x):
+        seen.append(x.shape)
+        return np.square(x)
+
+    fn = lambda x: jax.pure_callback(host, LIKE, 2 * x) + 1  # noqa: E731
+    plan = autoshard.suggest(fn, X, topology="v3", mesh={"a": 8})
+    for apply in (plan.spmd, plan.jit):
+        seen.clear()
+        np.testing.assert_array_equal(apply(fn)(X), np.square(2 * X) + 1)
+        assert set(seen) == {(8,)}
+    assert not plan.estimate.collectives
 
 
 def test_what_is_printed_in_order_is_printed_once_in_order(capsys) -> None:

@@ -1,6 +1,7 @@
-"""Ops that must run once, not once per device: callbacks into the host, and draws from hidden state.
+"""Ops that must run once, not once per device: callbacks with effects, and draws from hidden state.
 
-In the per-device program the first device runs them, on whole arrays, and sends what they return to the others.
+In the per-device program the first device runs them, on whole arrays, and sends what they return to the others. A
+pure callback runs on every device, which costs no communication.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from autoshard.rules.registry import Family, Kind, LocalView, bind, register
 SCOPE = "once"  # name of the conditional whose true branch the first device runs while the others wait
 # Families that a plan's notes tell of.
 ONCE = frozenset({"host", "hidden_state"})
-_CALLBACKS = "debug_callback debug_print io_callback pure_callback".split()
+_CALLBACKS = "debug_callback debug_print io_callback".split()
 
 
 def _ordered_debug(op: Op) -> bool:
@@ -85,6 +86,15 @@ register(
         " on the host is not counted",
     ),
     _CALLBACKS,
+)
+register(
+    Family(
+        name="pure_callback",
+        kind=Kind.SINGLE,
+        rule=opaque_rule,
+        about="runs on every device with whole arrays; time on the host is not counted",
+    ),
+    ["pure_callback"],
 )
 register(
     Family(

@@ -63,6 +63,15 @@ def run_spmd(session: Session, decisions: Decisions, args: Sequence[Any]) -> tup
     return run(session.program(decisions, cpu_mesh(session.machine.mesh)), jax.tree.leaves(tuple(args)))
 
 
+def run_each(session: Session, splits: Sequence[Decisions], args: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Run the per-device programs of several splits, compiled as one."""
+    mesh = cpu_mesh(session.machine.mesh)
+    programs = [session.program(decisions, mesh) for decisions in splits]
+    flat = run(lambda *leaves: [x for fn in programs for x in fn(*leaves)], jax.tree.leaves(tuple(args)))
+    count = len(flat) // len(splits)
+    return [flat[i * count : (i + 1) * count] for i in range(len(splits))]
+
+
 def differences(found: Sequence[Any], expected: Sequence[Any], rtol: float = 1e-5) -> list[str]:
     """Say which results differ: integers at all, floats by more than `rtol` of the largest."""
     assert len(found) == len(expected)
