@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
 import autoshard
@@ -114,7 +115,12 @@ def test_wider_numbers_never_cost_less(dtype: str) -> None:
 
 
 def test_an_op_without_a_rule_costs_something() -> None:
-    plan = autoshard.evaluate(jnp.linalg.cholesky, f32(512, 512), topology="v3", mesh=MESH)
-    other = autoshard.evaluate(jnp.linalg.eigh, f32(512, 512), topology="v3", mesh=MESH)
-    assert plan.estimate.flops > 0 and other.estimate.flops > plan.estimate.flops
-    assert other.coverage.without_rule and not other.coverage.complete
+    mystery = Primitive("mystery")
+    mystery.def_abstract_eval(lambda aval: aval)
+    known = autoshard.evaluate(jnp.linalg.cholesky, f32(512, 512), topology="v3", mesh=MESH)
+    other = autoshard.evaluate(mystery.bind, f32(512, 512), topology="v3", mesh=MESH)
+    assert known.estimate.flops > 0 and known.coverage.complete
+    assert other.coverage.without_rule == {"mystery": 1} and not other.coverage.complete
+    # It reads and writes its megabyte, whole on every device.
+    chip = cm.Topology.parse("v3:2x2").chip
+    assert other.step_seconds >= 2 * 512 * 512 * 4 / chip.hbm_bytes_per_second
