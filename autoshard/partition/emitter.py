@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding
 from autoshard.boundary import Boundary, boundaries
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, MeshShape, replicated, to_spec
+from autoshard.partition.misread import misread
 from autoshard.partition.reshard import Resharder
 from autoshard.partition.steps import apply_steps
 from autoshard.program import Atom, Op, Value, shape_of
@@ -91,6 +92,10 @@ class AbstractEmitter(abc.ABC):
     def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
         """Emit the ops of a group; return its outputs in the layouts that the assignment leaves."""
 
+    def split(self, item: Group) -> Assignment:
+        """Return how a group is split."""
+        return self.decisions.assignments[item]
+
     def settle(self, array: Any, layout: Layout) -> Any:
         """State the layout that an array of a loop, branch or barrier has by now."""
         return array
@@ -113,7 +118,7 @@ class AbstractEmitter(abc.ABC):
         return self.move(array, atom, have, layout)
 
     def _group(self, item: Group, env: Env) -> None:
-        assignment = self.decisions.assignments[item]
+        assignment = self.split(item)
         number = self.numbers[item]
         with jax.named_scope(f"r{number}"):
             operands = [
@@ -243,15 +248,29 @@ class _Constrained(AbstractEmitter):
     A reshard is constrained after every step of the plan's sequence: asked for the whole move at once, XLA
     replicates arrays that it finds no short way for. What a loop carries, slices and stacks is constrained
     too, since XLA would choose a layout of its own for the buffers.
+
+    Two things keep XLA from its own errors (docs/xla.md). Factors that it misreads stay whole, and what it may
+    not split is constrained on both sides of the op. Partial sums are constrained before they are reduced,
+    with their axes left out: a product whose result is also resharded comes out wrong.
     """
 
     def __init__(self, block: Block, decisions: Decisions, resharder: Resharder, mesh: Any) -> None:
         super().__init__(block, decisions)
         self.resharder, self.mesh = resharder, mesh
 
+    def split(self, item: Group) -> Assignment:
+        kept_whole = _misread(item)
+        return {f: axes for f, axes in super().split(item).items() if f not in kept_whole}
+
     def move(self, array: Any, value: Value, have: Layout, want: Layout) -> Any:
+        partial = tuple(
+            a for a in want.unreduced if a in have.unreduced
+        )  # others are complete: left whole above
+        want = Layout(want.dims, partial, want.monoid if partial else "sum")
         found = self.resharder.inside(value.manual).find(value.shape, value.dtype, have, want)
         for step in found.steps:
+            if step.before.unreduced != step.after.unreduced:
+                array = self._constrain(array, Layout(step.before.dims))
             array = self._constrain(array, step.after)
         return array
 
@@ -259,8 +278,13 @@ class _Constrained(AbstractEmitter):
         return self._constrain(array, layout)
 
     def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
+        layouts = [item.output_layout(j, assignment) for j in range(len(item.outputs))]
+        if _misread(item):
+            have = [item.input_layout(i, assignment) for i in range(len(item.inputs))]
+            operands = [self._constrain(x, Layout(y.dims)) for x, y in zip(operands, have, strict=True)]
+            layouts = [Layout(y.dims) for y in layouts]
         results = emit_group(item, operands, {}, {})
-        return [self._constrain(x, item.output_layout(j, assignment)) for j, x in enumerate(results)]
+        return [self._constrain(x, y) for x, y in zip(results, layouts, strict=True)]
 
     def _mapped(self, item: Group, op: Op, boundary: Boundary, operands: list[Any]) -> Sequence[Any]:
         around, manual = self.mesh, op.params["manual"]
@@ -285,6 +309,16 @@ class _Constrained(AbstractEmitter):
         if layout.unreduced or not layout.dims:
             return array  # partial sums have no form here; the constraint behind the reduction stands
         return lax.with_sharding_constraint(array, NamedSharding(self.mesh, to_spec(layout)))
+
+
+def _misread(item: Group) -> frozenset[str]:
+    """Return the factors of a group that XLA's partitioner must find whole."""
+    return frozenset(
+        factors[f]
+        for op, rule, factors in zip(item.ops, item.op_rules, item.factors, strict=True)
+        for f in misread(op, rule)
+        if f in factors
+    )
 
 
 def _run_program(emitter: AbstractEmitter, block: Block, arrays: Sequence[Any]) -> tuple[Any, ...]:
