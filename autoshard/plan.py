@@ -164,6 +164,10 @@ class Plan:
     def jit(self, fn: Callable[..., Any], devices: Sequence[Any] | None = None) -> Applied:
         """Apply the plan through XLA: `jax.jit` with shardings and constraints inside.
 
+        XLA's partitioner has errors (docs/xla.md). Those that are known are kept from it: dims that windows slide
+        over, as of convolutions, stay whole. `validate(level="numerics")` compares the values; `spmd` does without
+        that partitioner.
+
         Args:
           fn: the function that the plan was made for.
           devices: the devices to use, in any order; by default `jax.devices()`.
