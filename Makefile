@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml
 
 .PHONY: test
 test: check $(STAMP)  ## Check style and types, then run the tests, the notebooks among them.
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
 .PHONY: check
 check: $(STAMP)  ## Check style and types only.

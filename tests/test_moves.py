@@ -178,7 +178,7 @@ KINDS: dict[str, Callable[[Rng], Made]] = {
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, len(MESHES)))]
+    "seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, len(MESHES)))]
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_op_moves_the_same_elements_however_it_is_split(kind: str, seed: int) -> None:

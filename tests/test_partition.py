@@ -28,7 +28,7 @@ from tests.helpers.running import (
 )
 
 # More programs: AUTOSHARD_PROGRAMS=400 pytest tests/test_partition.py
-PROGRAMS = int(os.environ.get("AUTOSHARD_PROGRAMS", "20"))
+PROGRAMS = int(os.environ.get("AUTOSHARD_PROGRAMS", "4"))
 
 
 def _check(seed: int, families: list[str] | None = None, most: int = 8) -> None:

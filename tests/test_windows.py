@@ -210,7 +210,7 @@ KINDS = {f.__name__: f for f in (convolution, pooling, gathering, scattering)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 4))])
 def test_an_op_on_windows_computes_the_same_however_it_is_split(seed: int, kind: str) -> None:
     rng = np.random.default_rng([seed, len(kind)])
     cases = [KINDS[kind](rng) for _ in range(12)]
