@@ -16,7 +16,9 @@ def main() -> int:
     """Run the search; return the number of cores on which it found something."""
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
     parser.add_argument("examples", type=int, help="programs in all")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="by default another one every time")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="by default another one every time"
+    )
     options = parser.parse_args()
     cores = os.cpu_count() or 1
     share = -(-options.examples // cores)
