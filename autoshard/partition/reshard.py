@@ -125,14 +125,24 @@ class Resharder:
                 result[i] = [self.find(shape, dtype, a, b).seconds for b in targets]
             return result
         wanted = [self._normal(b) for b in targets]
+        alike: dict[frozenset[str], list[int]] = defaultdict(list)
+        for j, target in enumerate(wanted):
+            alike[frozenset(target.axes + target.unreduced)].append(j)
         for i, a in enumerate(sources):
             source = self._normal(a)
-            paths = self._shortest(shape, dtype, source.monoid if source.unreduced else "", False)
-            index = paths.graph.index
-            at = [index.get(b, -1) for b in wanted]
-            row = paths.seconds[index[source], at]
-            result[i] = np.where(np.array(at) < 0, math.inf, row)
+            monoid = source.monoid if source.unreduced else ""
+            for columns in alike.values():
+                axes = self._used(source, wanted[columns[0]])
+                paths = self._shortest(shape, dtype, monoid, False, axes)
+                index = paths.graph.index
+                at = np.array([index.get(wanted[j], -1) for j in columns])
+                result[i, columns] = np.where(at < 0, math.inf, paths.seconds[index[source], at])
         return result
+
+    def _used(self, source: Layout, target: Layout) -> Axes:
+        """Axes that a reshard may use: a detour over others, which XLA would undo, is none."""
+        named = {*source.axes, *source.unreduced, *target.axes, *target.unreduced}
+        return tuple(a for a in self._axes if a in named)
 
     def _splits_well(self, shape: tuple[int, ...], layout: Layout) -> bool:
         return all(
@@ -151,14 +161,16 @@ class Resharder:
         if target.unreduced and target.monoid != monoid:
             return IMPOSSIBLE
         wasteful = not (self._splits_well(shape, source) and self._splits_well(shape, target))
-        paths = self._shortest(shape, dtype, monoid, wasteful)
+        paths = self._shortest(shape, dtype, monoid, wasteful, self._used(source, target))
         index = paths.graph.index
         return paths.find(index[source], index[target])
 
-    def _shortest(self, shape: tuple[int, ...], dtype: Any, monoid: str, wasteful: bool) -> _Paths:
-        key = (shape, dtype, monoid, wasteful)
+    def _shortest(
+        self, shape: tuple[int, ...], dtype: Any, monoid: str, wasteful: bool, axes: Axes
+    ) -> _Paths:
+        key = (shape, dtype, monoid, wasteful, axes)
         if key not in self._paths:
-            graph = self._graph(shape, monoid, wasteful)
+            graph = self._graph(shape, monoid, wasteful, axes)
             prices = np.zeros(len(graph.steps))
             for at in graph.priced:
                 prices[at] = step_seconds(graph.steps[at], shape, dtype, self.machine)
@@ -178,12 +190,12 @@ class Resharder:
             )
         return self._paths[key]
 
-    def _graph(self, shape: tuple[int, ...], monoid: str, wasteful: bool) -> _Graph:
+    def _graph(self, shape: tuple[int, ...], monoid: str, wasteful: bool, axes: Axes) -> _Graph:
         """Return the graph of a shape; shapes whose dims all devices divide share one."""
         alike = tuple(self._devices if n % self._devices == 0 else n for n in shape)
-        key = (alike, monoid, wasteful)
+        key = (alike, monoid, wasteful, axes)
         if key not in self._graphs:
-            self._graphs[key] = _graph(alike, monoid, self._axes, self.machine.mesh, wasteful)
+            self._graphs[key] = _graph(alike, monoid, axes, self.machine.mesh, wasteful)
         return self._graphs[key]
 
 
