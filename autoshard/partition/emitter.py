@@ -263,9 +263,8 @@ class _Constrained(AbstractEmitter):
         return {f: axes for f, axes in super().split(item).items() if f not in kept_whole}
 
     def move(self, array: Any, value: Value, have: Layout, want: Layout) -> Any:
-        partial = tuple(
-            a for a in want.unreduced if a in have.unreduced
-        )  # others are complete: left whole above
+        # A factor that was left whole leaves no partial sums over its axes.
+        partial = tuple(a for a in want.unreduced if a in have.unreduced)
         want = Layout(want.dims, partial, want.monoid if partial else "sum")
         found = self.resharder.inside(value.manual).find(value.shape, value.dtype, have, want)
         for step in found.steps:
