@@ -13,6 +13,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
+from autoshard.fusion import Fused
 from autoshard.memory import Peak, peak_memory
 from autoshard.partition.ledger import Collective, Entry, Ledger, calls, kernels_of
 from autoshard.partition.price import Machine
@@ -112,6 +113,7 @@ def estimate(
     names: Sequence[str] = (),
     categories: Sequence[str] = (),
     sources: Mapping[int, str] | None = None,
+    fused: Mapping[int, Fused] | None = None,
     loop_trips: int = 1,
 ) -> Estimate:
     """Price a jaxpr that holds one `shard_map`.
@@ -122,14 +124,21 @@ def estimate(
       donated: which inputs may be overwritten.
       names, categories: of the inputs, for the memory report.
       sources: user source line by group number.
+      fused: how groups share kernels, by number.
       loop_trips: how often a `while` loop runs whose trip count the program does not fix.
 
     """
     body = mapped_body(closed)
-    walk = Ledger(machine=machine, loop_trips=loop_trips, sources=sources or {})
+    walk = Ledger(machine=machine, loop_trips=loop_trips, sources=sources or {}, fused=fused or {})
     walk.body(body, 1.0)
     peak = peak_memory(
-        body, machine, donated=donated, names=names, categories=categories, kernels_of=kernels_of
+        body,
+        machine,
+        donated=donated,
+        names=names,
+        categories=categories,
+        kernels_of=kernels_of,
+        unstored=walk.unstored,
     )
     return Estimate(
         entries=tuple(walk.entries),

@@ -8,7 +8,7 @@ the result is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,9 +73,13 @@ def peak_memory(
     names: Sequence[str],
     categories: Sequence[str],
     kernels_of: Callable[[Any], list[tuple[Any, list[Any]]]],
+    unstored: Mapping[Any, list[Any]],
 ) -> Peak:
-    """Find the peak of a mapped body."""
-    walker = _Liveness(machine, kernels_of)
+    """Find the peak of a mapped body.
+
+    `unstored` arrays have no buffer: who reads one computes it from what the equations given with it read.
+    """
+    walker = _Liveness(machine, kernels_of, unstored)
     count = len(jaxpr.invars)
     donated = donated if donated is not None else [False] * count
     names = list(names) + [f"input {i}" for i in range(len(names), count)]
@@ -84,9 +88,16 @@ def peak_memory(
 
 
 class _Liveness:
-    def __init__(self, machine: Machine, kernels_of: Callable[[Any], list[tuple[Any, list[Any]]]]) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        kernels_of: Callable[[Any], list[tuple[Any, list[Any]]]],
+        unstored: Mapping[Any, list[Any]],
+    ) -> None:
         self.machine = machine
         self.kernels_of = kernels_of
+        self.unstored = unstored
+        self._sources: dict[Any, tuple[Any, ...]] = {}
         self._inner: dict[tuple[int, ...], tuple[float, str, list[_Root]]] = {}
 
     def program(
@@ -115,6 +126,25 @@ class _Liveness:
             argument_bytes=arguments,
             output_bytes=sum(outputs.values()),
         )
+
+    def _stored(self, var: Any) -> tuple[Any, ...]:
+        """The stored arrays that a kernel reads where its equations read `var`."""
+        if isinstance(var, Literal):
+            return ()
+        if var not in self.unstored:
+            return (var,)
+        if var not in self._sources:
+            eqns = self.unstored[var]
+            made = {v for e in eqns for v in e.outvars}
+            read = dict.fromkeys(
+                v for e in eqns for v in e.invars if not isinstance(v, Literal) and v not in made
+            )
+            self._sources[var] = tuple(dict.fromkeys(s for v in read for s in self._stored(v)))
+        return self._sources[var]
+
+    def _reads(self, eqns: list[Any]) -> list[Any]:
+        """The stored arrays that equations read."""
+        return list(dict.fromkeys(s for e in eqns for v in e.invars for s in self._stored(v)))
 
     def _root(self, var: Any, name: str, category: str, start: int) -> _Root:
         aval = var.aval
@@ -157,10 +187,7 @@ class _Liveness:
         outside = {v for v in roots} if not owns_inputs else set()
         last: dict[Any, int] = {}
         for t, (_, eqns) in enumerate(kernels):
-            for eqn in eqns:
-                for var in eqn.invars:
-                    if not isinstance(var, Literal):
-                        last[var] = t
+            last.update(dict.fromkeys(self._reads(eqns), t))
         end = len(kernels)
         for var in jaxpr.outvars:
             if not isinstance(var, Literal):
@@ -170,7 +197,7 @@ class _Liveness:
             inner.append(self._inner_peak(eqns))
             for eqn in eqns:
                 for i, var in enumerate(eqn.outvars):
-                    if last.get(var, -1) <= t:
+                    if last.get(var, -1) <= t or var in self.unstored:
                         continue
                     source = self._alias(eqn, i, eqns, last, t)
                     if source in roots and (eqn.primitive.name not in _WRITES or not roots[source].keep):
@@ -198,10 +225,8 @@ class _Liveness:
         end = len(kernels)
         readers: dict[Any, list[int]] = {}
         for t, (_, eqns) in enumerate(kernels):
-            for eqn in eqns:
-                for var in eqn.invars:
-                    if not isinstance(var, Literal):
-                        readers.setdefault(var, []).append(t)
+            for var in self._reads(eqns):
+                readers.setdefault(var, []).append(t)
         for var in jaxpr.outvars:
             if not isinstance(var, Literal):
                 readers.setdefault(var, []).append(end)
@@ -211,14 +236,14 @@ class _Liveness:
             tag, eqns = kernels[t]
             if tag is None or any(_bodies(eqn) for eqn in eqns):
                 continue
-            made = {v for eqn in eqns for v in eqn.outvars}
+            made = {v for eqn in eqns for v in eqn.outvars} - self.unstored.keys()
             first = min(
                 (place[r] if r < end else float(end) for v in made for r in readers.get(v, []) if r != t),
                 default=place[t],
             )
             if first <= place[t] + 1:
                 continue
-            held = {v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal)} - made - given
+            held = set(self._reads(eqns)) - made - given
             prolonged = [v for v in held if all(place[r] < first for r in readers[v] if r < end and r != t)]
             gained = sum(self._bytes(v) for v in made if any(r != t for r in readers.get(v, [])))
             if gained > sum(self._bytes(v) for v in prolonged if end not in readers[v]):

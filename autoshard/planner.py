@@ -252,6 +252,7 @@ def model_of(session: Session, annotations: Mapping[str, PartitionSpec]) -> tupl
     model = build_model(
         source.block,
         session.resharder,
+        fusions=session.fusions,
         pinned={v: layout_choices(given, v.shape, mesh) for v, given in fixed.values.items()},
         pinned_outputs={j: layout_choices(given, shapes[j], mesh) for j, given in fixed.outputs.items()},
         allowed={

@@ -16,6 +16,7 @@ import cost_models as cm
 from autoshard.boundary import deciding_values
 from autoshard.errors import TraceError
 from autoshard.estimate import Estimate, estimate
+from autoshard.fusion import Fusions, fusions_of
 from autoshard.grouping import Block, group
 from autoshard.partition.emitter import Decisions, number_groups, spmd
 from autoshard.partition.price import Machine
@@ -214,6 +215,11 @@ class Session:
         )
 
     @cached_property
+    def fusions(self) -> Fusions:
+        """Groups that share kernels, and values that are not stored."""
+        return fusions_of(self.source.block, tails=not self.windowed_einsum)
+
+    @cached_property
     def resharder(self) -> Resharder:
         """Plans and prices of resharding."""
         return Resharder(self.machine)
@@ -235,6 +241,7 @@ class Session:
             names=[*source.traced.in_names, *(v.name for v, _ in source.block.consts)],
             categories=[*source.categories, *("constants" for _ in source.block.consts)],
             sources={n: item.source for item, n in numbers.items()},
+            fused={numbers[item]: part for item, part in self.fusions.groups.items()},
             loop_trips=self.loop_trips,
         )
 

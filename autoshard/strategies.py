@@ -13,21 +13,25 @@ import dataclasses
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import scipy.sparse as sp
 
 import search
 from autoshard.boundary import Boundary, Crossing, boundaries, free_axes
 from autoshard.choices import assignments, layouts, windowed
+from autoshard.fusion import Fusions, Rider, Tail
 from autoshard.grouping import Block, Group
-from autoshard.layout import Layout, replicated
+from autoshard.layout import Layout, local_shape, replicated
 from autoshard.partition.emitter import Decisions, number_groups
 from autoshard.partition.kernels import kernel_costs
 from autoshard.partition.nested import branch_shares
+from autoshard.partition.price import Cost
 from autoshard.partition.reshard import Resharder
 from autoshard.program import Atom, Op, Value, aval_of, shape_of
 from autoshard.rules import Assignment, Kind
@@ -227,6 +231,7 @@ class _Builder:
         donated: Sequence[bool],
         loop_trips: int,
         rings: bool,
+        fusions: Fusions,
     ) -> None:
         self.rings = rings
         self.block, self.resharder = block, resharder
@@ -234,6 +239,7 @@ class _Builder:
         self.pinned, self.pinned_outputs, self.allowed, self.held = pinned, pinned_outputs, allowed, held
         self.state, self.donated, self.loop_trips = state, donated, loop_trips
         self.numbers = number_groups(block)
+        self.fusions = fusions
         self.nodes: list[_Node] = []
         self.edges: list[_Edge] = []
         self.origin: dict[Value, _Origin] = {}
@@ -277,7 +283,7 @@ class _Builder:
             costs=np.zeros(len(options)),
             group=item,
             signature=(
-                signature,
+                (signature, self.fusions.of(item)),
                 item.manual,
                 weight,
                 len(options),
@@ -470,7 +476,7 @@ class _Builder:
                 key = node.signature[:2], node.signature[3:]
                 representative.setdefault(key, (node.group, node.strategies))
         requests = [(g, a) for g, options in representative.values() for a in options]
-        seconds = [c.seconds for c in kernel_costs(requests, self.machine, self.loop_trips)]
+        seconds = [c.seconds for c in kernel_costs(requests, self.machine, self.loop_trips, self.fusions)]
         found, at = {}, 0
         for key, (_, options) in representative.items():
             found[key] = np.array(seconds[at : at + len(options)])
@@ -480,19 +486,42 @@ class _Builder:
                 node.costs = node.costs + node.weight * found[node.signature[:2], node.signature[3:]]
 
     def edge_table(self, edge: _Edge) -> np.ndarray:
-        key = (edge.value.shape, edge.value.dtype, edge.value.manual, tuple(edge.have), tuple(edge.want))
+        value = edge.value
+        shared = self.fusions.riders.get(value) or self.fusions.tail(value, self.nodes[edge.target].group)
+        key = (value.shape, value.dtype, value.manual, tuple(edge.have), tuple(edge.want), shared)
         if key not in self._tables:
             rows: dict[Layout, int] = {}
             columns: dict[Layout, int] = {}
             at = [rows.setdefault(x, len(rows)) for x in edge.have]
             to = [columns.setdefault(x, len(columns)) for x in edge.want]
-            resharder = self.resharder.inside(edge.value.manual)
-            distinct = resharder.table(edge.value.shape, edge.value.dtype, list(rows), list(columns))
+            resharder = self.resharder.inside(value.manual)
+            distinct = resharder.table(value.shape, value.dtype, list(rows), list(columns))
+            if shared is not None:
+                distinct = distinct + self._storing(value, shared, list(rows), list(columns))
             self._tables[key] = distinct[np.ix_(at, to)]
-        if edge.value in self.held:
+        if value in self.held:
             moved = [[bool(a.unreduced) and b != Layout(a.dims) for b in edge.want] for a in edge.have]
             return np.where(np.array(moved), math.inf, self._tables[key])
         return self._tables[key]
+
+    def _storing(
+        self, value: Value, shared: Rider | Tail, have: Sequence[Layout], want: Sequence[Layout]
+    ) -> np.ndarray:
+        """Price of storing, where it is resharded, what its reader else computes on the spot."""
+        machine = self.machine
+
+        def seconds(cost_of: Callable[[Any, Any], Cost], layout: Layout) -> float:
+            shape = local_shape(value.shape, layout, machine.mesh)
+            return cost_of(SimpleNamespace(aval=jax.ShapeDtypeStruct(shape, value.dtype)), shared).seconds
+
+        if isinstance(shared, Rider):
+            before = np.array([seconds(machine.storing_cost, x) for x in have])
+            after = np.zeros(len(want))
+        else:
+            before = np.array([seconds(machine.parting_cost, x) for x in have])
+            after = np.array([seconds(machine.apart_cost, x) for x in want])
+        moved = np.array([[a != b for b in want] for a in have])
+        return np.where(moved, before[:, None] + after, 0.0)
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # where a function lies differs from run to run
@@ -525,6 +554,7 @@ def build_model(
     block: Block,
     resharder: Resharder,
     *,
+    fusions: Fusions,
     pinned: Mapping[Value, Sequence[Layout]] | None = None,
     pinned_outputs: Mapping[int, Sequence[Layout]] | None = None,
     allowed: Mapping[Group, Sequence[Assignment]] | None = None,
@@ -539,6 +569,7 @@ def build_model(
     Args:
       block: the grouped program.
       resharder: prices of resharding on the machine.
+      fusions: groups that share kernels.
       pinned: layouts that a value may take, where not all.
       pinned_outputs: the same for outputs, by position.
       allowed: assignments that a group may take, where not all.
@@ -559,6 +590,7 @@ def build_model(
         donated or [False] * len(block.inputs),
         loop_trips,
         rings,
+        fusions,
     )
     builder.program()
     builder.price_groups()

@@ -58,6 +58,11 @@ class _Buffers:
         self.tensors: list[Tensor] = []
         self.extra: list[tuple[int, np.ndarray, int, int]] = []
         self._sizes: dict[Any, float] = {}
+        self._sources: dict[Value, tuple[Value, ...]] = {}
+        fusions = builder.fusions
+        tails = {v for v, (tail, _) in fusions.tails.items() if not tail.stored}
+        self.unstored = fusions.riders.keys() | tails
+        self.maker = {v: item for item in builder.block.walk() for v in item.outputs}
 
     def run(self) -> tuple[list[Tensor], list[tuple[int, np.ndarray, int, int]]]:
         block = self.builder.block
@@ -77,10 +82,21 @@ class _Buffers:
         return value
 
     def use(self, value: Any, moment: int) -> None:
+        """Note that a value is read; who reads one that is not stored reads what it is computed from."""
         if isinstance(value, Value):
-            root = self.find(value)
-            self.last[root] = max(self.last[root], moment)
-            self.readers[root] += 1
+            for root in self.stored(value):
+                self.last[root] = max(self.last[root], moment)
+                self.readers[root] += 1
+
+    def stored(self, value: Value) -> tuple[Value, ...]:
+        """The stored values that a reader of `value` reads."""
+        root = self.find(value)
+        if root not in self.unstored:
+            return (root,)
+        if root not in self._sources:
+            found = (s for v in self.maker[root].inputs for s in self.stored(v))
+            self._sources[root] = tuple(dict.fromkeys(found))
+        return self._sources[root]
 
     def uses(self, block: Block, end: int) -> None:
         """Find aliases and last uses."""
@@ -164,7 +180,7 @@ class _Buffers:
                     self.block(body)
                 continue
             for value in item.outputs:
-                if value not in self.root and not self.shares(item):
+                if value not in self.root and value not in self.unstored and not self.shares(item):
                     self.add(value, number, max(number, self.last[value]))
 
     def shares(self, item: Group) -> bool:

@@ -112,6 +112,7 @@ class Study:
         return build_model(
             block,
             self.session.resharder,
+            fusions=self.session.fusions,
             pinned=pinned,
             pinned_outputs={
                 j: self._layouts(atom, site_of_value(atom, roles), recipe)

@@ -22,6 +22,7 @@ from cost_models.compute import (
     convolution_seconds,
     hbm_seconds,
     matmul_seconds,
+    vector_operations,
     vector_seconds,
 )
 from cost_models.links import GroupLinks, Lane, PermutationLoad, group_links, permutation_load
@@ -64,5 +65,6 @@ __all__ = [
     "scheduler_seconds",
     "sent_bytes",
     "slices",
+    "vector_operations",
     "vector_seconds",
 ]

@@ -18,6 +18,7 @@ __all__ = [
     "convolution_seconds",
     "hbm_seconds",
     "matmul_seconds",
+    "vector_operations",
     "vector_seconds",
 ]
 
@@ -225,11 +226,24 @@ def vector_seconds(chip: Chip, *, elements: float, op_class: VectorClass = "chea
     0.0
 
     """
+    return elements * vector_operations(op_class) / chip.vector_flops_per_second
+
+
+def vector_operations(op_class: VectorClass) -> float:
+    """Return how many cheap operations one of a class takes.
+
+    Raises:
+        ValueError: for an unknown class.
+
+    >>> vector_operations("medium")
+    3.0
+
+    """
     if op_class not in _VECTOR_OPS:
         raise ValueError(
             f"Unknown class of vector operation {op_class!r}. Choose one of {', '.join(_VECTOR_OPS)}."
         )
-    return elements * _VECTOR_OPS[op_class] / chip.vector_flops_per_second
+    return _VECTOR_OPS[op_class]
 
 
 def hbm_seconds(chip: Chip, num_bytes: float) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from autoshard.fusion import PLAIN, Fused, Fusions, Rider
 from autoshard.grouping import Group
 from autoshard.layout import local_shape
 from autoshard.partition.emitter import emit_group
@@ -38,26 +39,36 @@ class _Eqn:
 
 
 def kernel_costs(
-    requests: Sequence[tuple[Group, Assignment]], machine: Machine, loop_trips: int = 1
+    requests: Sequence[tuple[Group, Assignment]],
+    machine: Machine,
+    loop_trips: int = 1,
+    fusions: Fusions | None = None,
 ) -> list[Cost]:
     """Price each group under its assignment as the estimate will price what it emits."""
+    parts = [fusions.of(item) if fusions else PLAIN for item, _ in requests]
     costs: list[Cost | None] = []
     traced: list[int] = []
     for i, (item, assignment) in enumerate(requests):
-        written = ([], []) if item.is_copy else _written_down(item, assignment, machine)
+        written = ([], [], []) if item.is_copy else _written_down(item, assignment, machine)
         if written is None:
             traced.append(i)
             costs.append(None)
         else:
-            costs.append(machine.kernel(*written) if written[0] else FREE)
-    for i, cost in zip(traced, _traced([requests[i] for i in traced], machine, loop_trips), strict=True):
+            eqns, inputs, outputs = written
+            costs.append(machine.kernel(eqns, outputs, parts[i], _riders(inputs, parts[i])) if eqns else FREE)
+    found = _traced([requests[i] for i in traced], [parts[i] for i in traced], machine, loop_trips)
+    for i, cost in zip(traced, found, strict=True):
         costs[i] = cost
     return [c for c in costs if c is not None]
 
 
+def _riders(inputs: Sequence[Any], part: Fused) -> dict[Any, Rider]:
+    return {v: r for v, r in zip(inputs, part.riders or (None,) * len(inputs), strict=True) if r is not None}
+
+
 def _written_down(
     item: Group, assignment: Assignment, machine: Machine
-) -> tuple[list[Any], list[Any]] | None:
+) -> tuple[list[Any], list[Any], list[Any]] | None:
     env: dict[Value, _Var] = {}
     for i, value in enumerate(item.inputs):
         shape = local_shape(value.shape, item.input_layout(i, assignment), machine.mesh)
@@ -79,10 +90,15 @@ def _written_down(
                 tuple(env[v] for v in op.outputs),
             )
         )
-    return eqns, [env[v] for v in item.outputs]
+    return eqns, [env[v] for v in item.inputs], [env[v] for v in item.outputs]
 
 
-def _traced(requests: Sequence[tuple[Group, Assignment]], machine: Machine, loop_trips: int) -> list[Cost]:
+def _traced(
+    requests: Sequence[tuple[Group, Assignment]],
+    parts: Sequence[Fused],
+    machine: Machine,
+    loop_trips: int,
+) -> list[Cost]:
     if not requests:
         return []
     avals: list[Any] = []
@@ -108,10 +124,11 @@ def _traced(requests: Sequence[tuple[Group, Assignment]], machine: Machine, loop
         assert tag is not None
         by_candidate.setdefault(tag[0], []).append(eqn)
     costs, at = [], 0
-    for i, (item, _) in enumerate(requests):
+    for i, ((item, _), part, (a, b)) in enumerate(zip(requests, parts, spans, strict=True)):
         outputs = closed.jaxpr.outvars[at : at + len(item.outputs)]
         at += len(item.outputs)
-        ledger = Ledger(machine=machine, loop_trips=loop_trips, sources={})
+        riders = _riders(closed.jaxpr.invars[a:b], part)
+        ledger = Ledger(machine=machine, loop_trips=loop_trips, sources={}, fused={i: part}, riders=riders)
         ledger.body(SimpleNamespace(eqns=by_candidate.get(i, []), outvars=outputs), 1.0)
         costs.append(_total(ledger))
     return costs

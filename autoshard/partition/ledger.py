@@ -7,12 +7,14 @@ Equations without a mark (a reshard, or a program written by hand) are kernels o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal
 
+from autoshard.fusion import PLAIN, Fused, Rider, Tail, is_reduction
 from autoshard.partition.nested import bodies
 from autoshard.partition.price import COLLECTIVES, FREE, Cost, Machine
 from autoshard.partition.steps import SLICES
@@ -137,16 +139,27 @@ class Ledger:
     machine: Machine
     loop_trips: int
     sources: Mapping[int, str]
+    fused: Mapping[int, Fused] = field(default_factory=dict)
+    riders: dict[Any, Rider] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.tails: dict[Any, Tail] = {}  # results of products that end in another group's work
+        self.moved: dict[Any, int] = {}  # what was resharded on its way, and for which group
+        self.unstored: dict[
+            Any, list[Equation]
+        ] = {}  # what is computed on the spot, and the kernel that would
         self.entries: list[Entry] = []
         self.collectives: list[Collective] = []
         self.notes: list[str] = []
 
     def body(self, jaxpr: Any, count: float, within: tuple[int, str] | None = None) -> None:
         used = _last_readers(jaxpr)
-        for tag, eqns in kernels_of(jaxpr, within):
+        kernels = kernels_of(jaxpr, within)
+        pieces = _pieces(kernels)
+        for i, (tag, eqns) in enumerate(kernels):
             name = eqns[0].primitive.name
+            if reshards(eqns[0]):
+                self._stores(eqns[0], count)
             if name in COLLECTIVES:
                 self._collective(eqns[0], count)
             elif name == "scan" and overlaps(eqns[0]):
@@ -162,7 +175,18 @@ class Ledger:
                 for inner in calls(eqns[0]):
                     self.body(inner, count)
             else:
-                self._kernel(tag, eqns, used, count)
+                whole = tag is not None and len(pieces[tag[0]]) == 1
+                self._kernel(tag, eqns, used, count, whole)
+            number = _number(tag, eqns[0])
+            if number in self.fused and len(pieces[number]) > 1 and pieces[number][-1] == i:
+                self._ends_in_pieces(number, eqns[-1].outvars[-1], count)
+
+    def _ends_in_pieces(self, number: int, result: Any, count: float) -> None:
+        """A product in several kernels, with an exchange between: what follows it is a kernel of its own."""
+        tail = self.fused[number].tail
+        if tail is not None:
+            self._enter("apart", self.machine.apart_cost(result, tail), number, count)
+            self.tails[result] = tail
 
     def _overlapped(self, eqn: Equation, count: float) -> None:
         """A loop whose collectives run beside its kernels: what they take longer than these is exposed."""
@@ -239,17 +263,64 @@ class Ledger:
                 )
             )
 
+    def _stores(self, eqn: Equation, count: float) -> None:
+        """Price storing what is resharded from where it would be computed on the spot."""
+        number = reshard_tag(eqn)
+        for var in eqn.invars:
+            if isinstance(var, Literal) or not (var in self.riders or var in self.tails):
+                continue
+            if self.moved.get(var) != number:
+                stored = (
+                    self.machine.storing_cost(var, self.riders[var])
+                    if var in self.riders
+                    else self.machine.parting_cost(var, self.tails[var])
+                )
+                self._enter("store", stored, number, count)
+                self.unstored.pop(var, None)
+            for table in (self.riders, self.tails):
+                if var in table:
+                    table.update(dict.fromkeys(eqn.outvars, table[var]))
+            self.moved.update(dict.fromkeys(eqn.outvars, number))
+
+    def _enter(self, title: str, cost: Cost, number: int, count: float) -> None:
+        if cost is not FREE:
+            source = self.sources.get(number, "")
+            self.entries.append(
+                Entry(title=title, kind="kernel", cost=cost, count=count, group=number, source=source)
+            )
+
+    def _fused(self, number: int, eqns: list[Equation], count: float, whole: bool) -> Fused:
+        """Return how a group shares kernels, and note what that makes of its results."""
+        fused = self.fused.get(number, PLAIN)
+        if not whole:
+            fused = replace(fused, tail=None)
+        made = {v: e for e in eqns for v in e.outvars}
+        if fused.rider is not None:
+            maps = [v for v, e in made.items() if not is_reduction(e.primitive.name)]
+            self.riders.update(dict.fromkeys(maps, fused.rider))
+            self.unstored.update(dict.fromkeys(maps, eqns))
+        if fused.tail is not None:
+            self.tails.update(dict.fromkeys(made, fused.tail))
+            if not fused.tail.stored:
+                self.unstored.update(dict.fromkeys(made, eqns))
+        if fused.within is not None:
+            for var in dict.fromkeys(v for e in eqns for v in e.invars if not isinstance(v, Literal)):
+                if self.tails.get(var) is fused.within and var in self.moved:
+                    self._enter("apart", self.machine.apart_cost(var, fused.within), number, count)
+        return fused
+
     def _kernel(
         self,
         tag: tuple[int, str] | None,
         eqns: list[Equation],
         used: Callable[[Iterable[Equation]], list[Any]],
         count: float,
+        whole: bool,
     ) -> None:
         bare = tag is None or tag[1] in _CONTROL
         if bare and all(not v.aval.shape for e in eqns for v in e.outvars):
             return  # addresses of a reshard, the index of a branch: the scalar unit's work
-        cost = self.kernel_cost(tag, eqns, used(eqns))
+        cost = self.kernel_cost(tag, eqns, used(eqns), count, whole)
         if cost is FREE:
             return
         title = tag[1] if tag else eqns[-1].primitive.name
@@ -266,11 +337,33 @@ class Ledger:
             )
         )
 
-    def kernel_cost(self, tag: tuple[int, str] | None, eqns: list[Equation], outputs: list[Any]) -> Cost:
+    def kernel_cost(
+        self,
+        tag: tuple[int, str] | None,
+        eqns: list[Equation],
+        outputs: list[Any],
+        count: float,
+        whole: bool,
+    ) -> Cost:
         eqn = eqns[0]
         if tag is None and eqn.primitive.name in SLICES and reshards(eqn):
             return self.machine.slice_cost(eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
-        return self.machine.kernel(eqns, outputs)
+        fused = self._fused(tag[0], eqns, count, whole) if tag else PLAIN
+        return self.machine.kernel(eqns, outputs, fused, self.riders)
+
+
+def _number(tag: tuple[int, str] | None, eqn: Equation) -> int:
+    """Number of the group that a kernel or collective belongs to; -1 for none."""
+    found = tag or group_tag(eqn)
+    return found[0] if found else -1
+
+
+def _pieces(kernels: Sequence[tuple[tuple[int, str] | None, list[Equation]]]) -> dict[int, list[int]]:
+    """Places of the kernels and collectives of every group."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for i, (tag, eqns) in enumerate(kernels):
+        found[_number(tag, eqns[0])].append(i)
+    return found
 
 
 def _size(var: Any) -> float:

@@ -10,11 +10,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from jax.extend.core import Literal
 
 import cost_models as cm
+from autoshard.fusion import PLAIN, Fused, Rider, Tail, is_reduction
 from autoshard.layout import Axes, MeshShape, mesh_size
 from autoshard.partition.nested import bodies
 from autoshard.partition.vector import vector_work
@@ -184,13 +186,21 @@ class Machine:
         ]
         return add_costs(total)
 
-    def kernel(self, eqns: Sequence[Equation], outputs: Iterable[Any]) -> Cost:
+    def kernel(
+        self,
+        eqns: Sequence[Equation],
+        outputs: Iterable[Any],
+        fused: Fused = PLAIN,
+        riders: Mapping[Any, Rider] = MappingProxyType({}),
+    ) -> Cost:
         """Price equations that run as one kernel.
 
-        Operands from outside are read from HBM once, `outputs` written once; in between nothing is stored.
-        The slowest unit counts.
+        Operands from outside are read from HBM once, `outputs` written once; in between nothing is stored. Of
+        those in `riders` the kernel reads what they are computed from. The slowest unit counts.
         """
-        made = {v for e in eqns for v in e.outvars}
+        if fused.within is not None or self.is_view(eqns):
+            return FREE
+        made = {v: e for e in eqns for v in e.outvars}
         matrix = vector = flops = 0.0
         reads: dict[Any, float] = {}
         in_place = 0.0
@@ -200,13 +210,30 @@ class Machine:
             vector += work.vector_seconds
             flops += work.flops
             for i, var in enumerate(eqn.invars):
-                if not isinstance(var, Literal) and var not in made:
+                if not isinstance(var, Literal) and var not in made and var not in riders:
                     reads[var] = max(reads.get(var, 0.0), self._read_bytes(eqn, i))
             in_place += self._in_place_bytes(eqn)
-        if self.is_view(eqns):
-            return FREE
-        written = sum(self.bytes_of(v.aval.shape, v.aval.dtype) for v in dict.fromkeys(outputs) if v in made)
-        touched = sum(reads.values()) + max(0.0, written - in_place)
+        inputs = {v for e in eqns for v in e.invars if not isinstance(v, Literal)}
+        for var in inputs & riders.keys() - made.keys():
+            rider = riders[var]
+            reads[rider.base] = max(reads.get(rider.base, 0.0), self._per_element(var, rider.read_bytes))
+            vector += self._vector(var, rider.work)
+        written = [v for v in dict.fromkeys(outputs) if v in made]
+        if fused.rider is not None:
+            written = [v for v in written if is_reduction(made[v].primitive.name)]
+            if not written:
+                return FREE
+        touched = sum(reads.values())
+        if fused.tail is not None:
+            (result,) = written
+            touched += self._per_element(result, fused.tail.read_bytes + fused.tail.written_bytes)
+            vector += self._vector(result, fused.tail.work)
+            written = written if fused.tail.stored else []
+        stores = sum(self.bytes_of(v.aval.shape, v.aval.dtype) for v in written)
+        touched += max(0.0, stores - in_place)
+        return self._kernel_cost(matrix, vector, touched, flops)
+
+    def _kernel_cost(self, matrix: float, vector: float, touched: float, flops: float = 0.0) -> Cost:
         hbm = cm.hbm_seconds(self.chip, touched)
         return Cost(
             seconds=max(matrix, vector, hbm) + self.chip.kernel_overhead_seconds,
@@ -216,6 +243,32 @@ class Machine:
             flops=flops,
             hbm_bytes=touched,
         )
+
+    def _per_element(self, var: Any, size: float) -> float:
+        """Bytes of an array like `var` with elements of `size` bytes."""
+        return self.bytes_of(var.aval.shape, var.aval.dtype) * size / itemsize(var.aval.dtype)
+
+    def _vector(self, var: Any, work: float) -> float:
+        """Seconds of `work` cheap operations on every element of an array like `var`."""
+        return cm.vector_seconds(self.chip, elements=math.prod(var.aval.shape) * work)
+
+    def storing_cost(self, var: Any, rider: Rider) -> Cost:
+        """Price of computing and storing a value, for a reshard, that readers else compute on the spot."""
+        touched = self._per_element(var, itemsize(var.aval.dtype) + rider.read_bytes)
+        return self._kernel_cost(0.0, self._vector(var, rider.work), touched)
+
+    def parting_cost(self, var: Any, tail: Tail) -> Cost:
+        """Price of storing a product's result, for a reshard between the product and what ends its kernel."""
+        return (
+            FREE
+            if tail.stored
+            else self._kernel_cost(0.0, 0.0, self._per_element(var, itemsize(var.aval.dtype)))
+        )
+
+    def apart_cost(self, var: Any, tail: Tail) -> Cost:
+        """Price of what else ends a product's kernel as a kernel of its own, which reads the result `var`."""
+        touched = self._per_element(var, itemsize(var.aval.dtype) + tail.read_bytes + tail.written_bytes)
+        return self._kernel_cost(0.0, self._vector(var, tail.work), touched)
 
     def is_view(self, eqns: Sequence[Equation]) -> bool:
         """Tell a kernel that moves nothing: free ops, and reshapes that keep rows of whole lanes."""
