@@ -204,25 +204,33 @@ def _traffic(module: Module, computation: Computation, instruction: Instruction)
         return sum(operand.bytes for operand in operands) + instruction.bytes
     fused = module.computations[instruction.called("calls")[0]]
     read = sum(
-        min(operands[number].bytes, _read_bytes(fused, parameter))
+        min(operands[number].bytes, _read_bytes(module, fused, parameter))
         for number, parameter in fused.parameters.items()
     )
     return read + _written_bytes(fused, instruction)
 
 
-def _read_bytes(fused: Computation, parameter: Instruction) -> int:
-    """Bytes of a parameter that a fusion reads: the slices, where nothing else uses it."""
-    users = [i for i in fused.instructions.values() if parameter.name in i.operands]
-    if not users:
-        return 0
+_RENAMES = frozenset({"bitcast", "reshape", "copy", "transpose"})
+
+
+def _read_bytes(module: Module, fused: Computation, value: Instruction) -> int:
+    """Bytes of a value that a fusion reads: the slices, where nothing else uses it, also in fusions inside."""
+    if value.name == fused.root.name:
+        return value.bytes
     total = 0
-    for user in users:
-        if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == parameter.name:
-            total += user.bytes
-        elif user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
-            continue
-        else:
-            return parameter.bytes
+    for user in fused.instructions.values():
+        for place, name in enumerate(user.operands):
+            if name != value.name:
+                continue
+            if user.opcode in ("dynamic-slice", "slice", "gather") and place == 0:
+                total += user.bytes
+            elif user.opcode == "fusion":
+                inner = module.computations[user.called("calls")[0]]
+                total += _read_bytes(module, inner, inner.parameters[place])
+            elif user.opcode in _RENAMES:
+                total += _read_bytes(module, fused, user)
+            elif user.opcode != "dynamic-update-slice" or place != 0:
+                return value.bytes
     return total
 
 
