@@ -3,8 +3,9 @@
 XLA fuses elementwise work into whatever reads it, once for every reader, and computes what follows a product
 in the product's own kernel. Which groups do is a property of the program, not of its shardings:
 
-* *Riders*. An elementwise result that derives from at most one large stored array, and that only elementwise
-  groups and products read, is not stored: every reader reads that array instead, and computes.
+* *Riders*. An elementwise result that only elementwise groups and products read is not stored if it derives from
+  one large stored array at most, or if only products read it and it is cheap: every reader reads what is stored
+  instead, and computes. A slice of what a scan scans is read in place likewise.
 * *Tails*. Elementwise work on the result of a product that nothing else reads ends the product's kernel.
 
 Where such a value is resharded on its way, it is stored after all; that is a price of the reshard
@@ -22,11 +23,13 @@ from types import SimpleNamespace
 import cost_models as cm
 from autoshard.groups import Block, Group
 from autoshard.partition.vector import vector_work
-from autoshard.program import Op, Value, itemsize, shape_of
+from autoshard.program import Atom, Op, Value, itemsize, shape_of
 from autoshard.rules import Kind, families, family
 
-__all__ = ["Fused", "Fusions", "Rider", "Tail", "fusions_of", "is_reduction"]
+__all__ = ["PARTIAL_SCOPE", "Fused", "Fusions", "Rider", "Tail", "fusions_of", "is_reduction"]
 
+# Name scope of what leaves partial sums: these are added up before anything else happens to them.
+PARTIAL_SCOPE = "partial"
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 # An operand of a group counts as large from this share of the group's own size.
 LARGE = 0.25
@@ -36,21 +39,29 @@ LARGE = 0.25
 class Rider:
     """What reading a value takes that is computed on the spot, per element of the value.
 
-    `read_bytes` are those of the stored array `base`, which a kernel reads once for all riders on it (-1: none);
-    `work` counts cheap vector operations.
+    `reads` lists the stored arrays that it is computed from, each by a number and the bytes of an element; a kernel
+    reads an array once for all riders on it. `work` counts cheap vector operations.
     """
 
-    read_bytes: float
+    reads: tuple[tuple[int, float], ...]
     work: float
-    base: int = -1
+
+    @property
+    def read_bytes(self) -> float:
+        """Bytes read per element."""
+        return sum(size for _, size in self.reads)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """What a product's kernel does at its end, per element of the result; `stored`: writes the result, too."""
+    """What a product's kernel does at its end, per element of the result.
+
+    `written` are the bytes of an element of each array that it writes in place of the result, or beside it where
+    that is `stored`.
+    """
 
     read_bytes: float
-    written_bytes: float
+    written: tuple[float, ...]
     work: float
     stored: bool
 
@@ -64,6 +75,8 @@ class Fused:
       rider: how readers compute the group's elementwise results; None where these are stored.
       tail: of a product, what ends its kernel.
       within: of a group that ends a product's kernel, that tail.
+      slices: of a scan, how the slices of what it scans are read in place; None for one that is copied.
+      stacks: of a scan, which results of a turn are copied to where they are stacked.
 
     """
 
@@ -71,6 +84,8 @@ class Fused:
     rider: Rider | None = None
     tail: Tail | None = None
     within: Tail | None = None
+    slices: tuple[Rider | None, ...] = ()
+    stacks: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -114,9 +129,12 @@ def fusions_of(block: Block, *, tails: bool = True) -> Fusions:
       tails: whether kernels of products may end in other work; one that runs as a ring of steps does not.
 
     """
-    found = [_Analysis(body, tails).run() for body in _blocks(block)]
+    scans = [item for item in block.walk() if item.kind is Kind.CONTROL and item.ops[0].name == "scan"]
+    bodies = {body: _Analysis(body, tails) for body in _blocks(block)}
+    scanned = {item: bodies[item.blocks[0]].scanned(item.ops[0]) for item in scans}
+    found = [analysis.run() for analysis in bodies.values()]
     return Fusions(
-        groups={g: f for one in found for g, f in one.groups.items()},
+        groups={g: f for one in found for g, f in one.groups.items()} | scanned,
         riders={v: r for one in found for v, r in one.riders.items()},
         tails={v: t for one in found for v, t in one.tails.items()},
     )
@@ -145,6 +163,7 @@ class _Analysis:
                 self.readers[self.rooted(atom)].append(None)
         self.riders: dict[Value, Rider] = {}
         self.bases: dict[Value, int] = {}
+        self.dear: set[Rider] = set()  # those that take more than cheap operations
 
     def rooted(self, value: Value) -> Value:
         return self.root.get(value, value)
@@ -178,6 +197,28 @@ class _Analysis:
         copies = {v: self.riders[root] for v, root in self.root.items() if root in self.riders}
         return Fusions(groups=groups, riders=self.riders | copies, tails=tails)
 
+    def scanned(self, op: Op) -> Fused:
+        """How the scan that this block is the body of slices and stacks; slices read in place become riders."""
+        consts, carries = op.params["num_consts"], op.params["num_carry"]
+        makers = {v: item for item in self.block.groups for v in item.outputs}
+
+        def read_in_place(value: Value) -> bool:
+            readers = self.readers[value]
+            products = all(r is not None and _is_product(r) for r in readers)
+            return products or (len(readers) == 1 and readers[0] is not None and _fusible(readers[0]))
+
+        def made_in_place(atom: Atom) -> bool:
+            maker = makers.get(self.rooted(atom)) if isinstance(atom, Value) else None
+            return maker is not None and _fusible(maker)
+
+        for value in self.block.inputs[consts + carries :]:
+            if read_in_place(value):
+                self.riders[value] = Rider(reads=((self.number(value), itemsize(value.dtype)),), work=0.0)
+        return Fused(
+            slices=tuple(self.riders.get(v) for v in self.block.inputs[consts + carries :]),
+            stacks=tuple(not made_in_place(a) for a in self.block.outputs[carries:]),
+        )
+
     def rider(self, item: Group) -> Rider | None:
         """How readers compute the elementwise results of a group, if they are not stored."""
         if not _fusible(item):
@@ -190,12 +231,19 @@ class _Analysis:
         if not readers or not all(r is not None and (_fusible(r) or _is_product(r)) for r in readers):
             return None
         bases = self.large(item)
-        if len(bases) > 1:
+        chain = [r for v in item.inputs if (r := self.riders.get(self.rooted(v))) is not None]
+        work = {op: _work(op) / size for op in item.ops if family(op).kind is not Kind.REDUCTION}
+        dear = any(w > 1 for w in work.values()) or any(r in self.dear for r in chain)
+        if len(bases) > 1 and (dear or not all(r is not None and _is_product(r) for r in readers)):
             return None
-        work = sum(_work(op) for op in item.ops if family(op).kind is not Kind.REDUCTION) / size
-        work += sum(r.work for v in item.inputs if (r := self.riders.get(self.rooted(v))) is not None)
-        (base, width), *_ = (*bases.items(), (-1, 0.0))
-        return Rider(read_bytes=width, work=work, base=base)
+        found = Rider(reads=tuple(bases.items()), work=sum(work.values()) + sum(r.work for r in chain))
+        if dear:
+            self.dear.add(found)
+        return found
+
+    def number(self, value: Value) -> int:
+        """Number of a stored array."""
+        return self.bases.setdefault(value, len(self.bases))
 
     def large(self, item: Group, but: Value | None = None) -> dict[int, float]:
         """The large stored arrays that a group reads or computes from: number -> bytes per element of the group."""
@@ -206,23 +254,22 @@ class _Analysis:
             if value is but or share < LARGE:
                 continue
             rider = self.riders.get(value)
-            if rider is None:
-                number = self.bases.setdefault(value, len(self.bases))
-                found[number] = share * itemsize(value.dtype)
-            elif rider.base >= 0:
-                found[rider.base] = share * rider.read_bytes
+            reads = rider.reads if rider is not None else ((self.number(value), itemsize(value.dtype)),)
+            for number, size in reads:
+                found[number] = max(found.get(number, 0.0), share * size)
         return found
 
     def operands(self, item: Group) -> tuple[Rider | None, ...]:
         """Riders by input, their bases numbered by first appearance, so that like groups look alike."""
         if item.is_copy or item.kind in (Kind.CONTROL, Kind.IDENTITY):
             return ()
-        numbers: dict[int, int] = {-1: -1}
+        numbers: dict[int, int] = {}
         result = []
         for value in item.inputs:
             rider = self.riders.get(self.rooted(value))
             if rider is not None:
-                rider = replace(rider, base=numbers.setdefault(rider.base, len(numbers) - 1))
+                reads = tuple((numbers.setdefault(n, len(numbers)), size) for n, size in rider.reads)
+                rider = replace(rider, reads=reads)
             result.append(rider)
         return tuple(result)
 
@@ -246,14 +293,13 @@ class _Analysis:
     def tail(self, product: Group, reader: Group, rider: Rider | None) -> Tail:
         (value,) = product.outputs
         size = math.prod(value.shape)
-        written = 0.0 if rider is not None else sum(itemsize(v.dtype) for v in _maps(reader))
+        maps = () if rider is not None else _maps(reader)
         ridden = sum(r.work for v in reader.inputs if (r := self.riders.get(self.rooted(v))) is not None)
-        number = self.bases.get(value, -2)
         return Tail(
             read_bytes=sum(self.large(reader, but=value).values()),
-            written_bytes=written,
+            written=tuple(itemsize(v.dtype) for v in maps),
             work=sum(map(_work, reader.ops)) / size + ridden,
-            stored=rider is not None and rider.base == number,
+            stored=rider is not None and self.bases.get(value) in dict(rider.reads),
         )
 
 

@@ -309,7 +309,8 @@ class _Liveness:
                 slices: list[_Root] = []
                 if eqn.primitive.name == "scan":
                     first = eqn.params["num_consts"] + eqn.params["num_carry"]
-                    slices = [self._root(v, "slice of a scan", "loop", 0) for v in body.invars[first:]]
+                    copied = [v for v in body.invars[first:] if v not in self.unstored]
+                    slices = [self._root(v, "slice of a scan", "loop", 0) for v in copied]
                 total = peak[0] + sum(r.bytes for r in slices)
                 if total > found[0]:
                     found = (total, f"{eqn.primitive.name}: {peak[1]}", [*peak[2], *slices])

@@ -407,11 +407,32 @@ class _Builder:
                 self.value_node(value, weight, "result", name, options=leaving[value])
         for value, decider in boundary.same.items():
             self.origin[value] = self.origin[decider]
+        if op.name == "scan":
+            self.copies(item, weight * op.params["length"])
         for index, (body, runs) in enumerate(zip(item.blocks, self.runs(op), strict=True)):
             self.walk(body, weight * runs)
             self.yields(item, boundary, index, body, weight * runs)
         for j, value in enumerate(op.outputs):
             self.origin[value] = self.origin[boundary.results[j]]
+
+    def copies(self, item: Group, weight: float) -> None:
+        """Price the copies of what a scan slices and stacks."""
+        (op,) = item.ops
+        fused = self.fusions.of(item)
+        first = op.params["num_consts"] + op.params["num_carry"]
+        slices = zip((r is None for r in fused.slices), item.blocks[0].inputs[first:], strict=True)
+        stacks = zip(fused.stacks, op.outputs[op.params["num_carry"] :], strict=True)
+        for lead, pairs in ((0, slices), (1, stacks)):
+            for copied, value in pairs:
+                if copied:
+                    origin = self.origin[value]
+                    shape, prices = value.shape[lead:], []
+                    for x in origin.layouts:
+                        local = local_shape(shape, Layout(x.dims[lead:]), self.machine.mesh)
+                        var = SimpleNamespace(aval=jax.ShapeDtypeStruct(local, value.dtype))
+                        prices.append(weight * self.machine.copying_cost(var).seconds)
+                    node = self.nodes[origin.node]
+                    node.costs = node.costs + np.array(prices)
 
     def leaving(self, item: Group, index: int, j: int, value: Value, crossing: Crossing) -> Sequence[Layout]:
         """List the layouts in which a value can leave a block."""
@@ -517,10 +538,11 @@ class _Builder:
         if isinstance(shared, Rider):
             before = np.array([seconds(machine.storing_cost, x) for x in have])
             after = np.zeros(len(want))
-        else:
-            before = np.array([seconds(machine.parting_cost, x) for x in have])
+        else:  # partial sums are stored in any case
+            before = np.array([0.0 if x.unreduced else seconds(machine.parting_cost, x) for x in have])
             after = np.array([seconds(machine.apart_cost, x) for x in want])
-        moved = np.array([[a != b for b in want] for a in have])
+        parted = isinstance(shared, Tail)
+        moved = np.array([[a != b or (parted and bool(a.unreduced)) for b in want] for a in have])
         return np.where(moved, before[:, None] + after, 0.0)
 
 

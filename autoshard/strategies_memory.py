@@ -94,8 +94,8 @@ class _Buffers:
         if root not in self.unstored:
             return (root,)
         if root not in self._sources:
-            found = (s for v in self.maker[root].inputs for s in self.stored(v))
-            self._sources[root] = tuple(dict.fromkeys(found))
+            read = self.maker[root].inputs if root in self.maker else ()  # a slice, read in place
+            self._sources[root] = tuple(dict.fromkeys(s for v in read for s in self.stored(v)))
         return self._sources[root]
 
     def uses(self, block: Block, end: int) -> None:
@@ -174,7 +174,7 @@ class _Buffers:
                 for decider in boundary.results:
                     self.add(decider, made, self.last[decider])
                 for inner, crossing in boundary.operands:
-                    if inner is not None and crossing.lead:
+                    if inner is not None and crossing.lead and inner not in self.unstored:
                         self.add(inner, number, max(number, self.last[inner]))
                 for body in item.blocks:
                     self.block(body)

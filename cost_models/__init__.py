@@ -22,6 +22,7 @@ from cost_models.compute import (
     convolution_seconds,
     hbm_seconds,
     matmul_seconds,
+    result_seconds,
     vector_operations,
     vector_seconds,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "permutation_load",
     "permutation_seconds",
     "place",
+    "result_seconds",
     "placements",
     "scheduler_seconds",
     "sent_bytes",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from autoshard.boundary import Boundary, boundaries
+from autoshard.fusion import PARTIAL_SCOPE
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, MeshShape, replicated, to_spec
 from autoshard.partition.misread import misread
@@ -31,6 +33,7 @@ __all__ = [
     "Decisions",
     "constrained",
     "emit_group",
+    "leaves_partial",
     "number_groups",
     "spmd",
 ]
@@ -67,11 +70,17 @@ def emit_group(item: Group, operands: Sequence[Any], assignment: Assignment, mes
     env: dict[Value, Any] = dict(zip(item.inputs, operands, strict=True))
     if item.is_copy:
         return list(operands)
-    for i, op in enumerate(item.ops):
-        arrays = [env[a] if isinstance(a, Value) else literal(a) for a in op.inputs]
-        results = family(op).emit(op, arrays, item.view(i, assignment, mesh))
-        env.update(zip(op.outputs, results, strict=True))
+    with jax.named_scope(PARTIAL_SCOPE) if leaves_partial(item, assignment) else nullcontext():
+        for i, op in enumerate(item.ops):
+            arrays = [env[a] if isinstance(a, Value) else literal(a) for a in op.inputs]
+            results = family(op).emit(op, arrays, item.view(i, assignment, mesh))
+            env.update(zip(op.outputs, results, strict=True))
     return [env[v] for v in item.outputs]
+
+
+def leaves_partial(item: Group, assignment: Assignment) -> bool:
+    """Tell whether a group's results are partial sums."""
+    return any(item.output_layout(j, assignment).unreduced for j in range(len(item.outputs)))
 
 
 Env = dict[Value, tuple[Any, Layout]]

@@ -7,7 +7,7 @@ emit more (masks, offsets) are really traced, all candidates together in one jax
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ import jax
 from autoshard.fusion import PLAIN, Fused, Fusions, Rider
 from autoshard.grouping import Group
 from autoshard.layout import local_shape
-from autoshard.partition.emitter import emit_group
+from autoshard.partition.emitter import emit_group, leaves_partial
 from autoshard.partition.ledger import Ledger, group_tag
 from autoshard.partition.price import FREE, Cost, Machine, add_costs
 from autoshard.program import Value
@@ -55,7 +55,8 @@ def kernel_costs(
             costs.append(None)
         else:
             eqns, inputs, outputs = written
-            costs.append(machine.kernel(eqns, outputs, parts[i], _riders(inputs, parts[i])) if eqns else FREE)
+            part = replace(parts[i], tail=None) if leaves_partial(item, assignment) else parts[i]
+            costs.append(machine.kernel(eqns, outputs, part, _riders(inputs, part)) if eqns else FREE)
     found = _traced([requests[i] for i in traced], [parts[i] for i in traced], machine, loop_trips)
     for i, cost in zip(traced, found, strict=True):
         costs[i] = cost

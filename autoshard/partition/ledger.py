@@ -14,7 +14,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal
 
-from autoshard.fusion import PLAIN, Fused, Rider, Tail, is_reduction
+from autoshard.fusion import PARTIAL_SCOPE, PLAIN, Fused, Rider, Tail, is_reduction
 from autoshard.partition.nested import bodies
 from autoshard.partition.price import COLLECTIVES, FREE, Cost, Machine
 from autoshard.partition.steps import SLICES
@@ -144,6 +144,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.tails: dict[Any, Tail] = {}  # results of products that end in another group's work
+        self.parted: set[Any] = set()  # those of them that are stored: partial sums
         self.moved: dict[Any, int] = {}  # what was resharded on its way, and for which group
         self.unstored: dict[
             Any, list[Equation]
@@ -166,6 +167,7 @@ class Ledger:
                 self._overlapped(eqns[0], count)
             elif name == "scan":
                 times = count * eqns[0].params["length"]
+                self._scanned(eqns[0], times)
                 self.body(eqns[0].params["jaxpr"].jaxpr, times, _emitted_for(eqns[0]) or within)
             elif name == "while":
                 self._while(eqns[0], count)
@@ -187,6 +189,22 @@ class Ledger:
         if tail is not None:
             self._enter("apart", self.machine.apart_cost(result, tail), number, count)
             self.tails[result] = tail
+
+    def _scanned(self, eqn: Equation, times: float) -> None:
+        """Price the copies of what a scan slices and stacks."""
+        number = _number(None, eqn)
+        if number not in self.fused:
+            return
+        fused, body, carries = self.fused[number], eqn.params["jaxpr"].jaxpr, eqn.params["num_carry"]
+        for var, rider in zip(body.invars[eqn.params["num_consts"] + carries :], fused.slices, strict=True):
+            if rider is None:
+                self._enter("slice of a scan", self.machine.copying_cost(var), number, times)
+            else:
+                self.riders[var] = rider
+                self.unstored[var] = []
+        for var, copied in zip(body.outvars[carries:], fused.stacks, strict=True):
+            if copied:
+                self._enter("stack of a scan", self.machine.copying_cost(var), number, times)
 
     def _overlapped(self, eqn: Equation, count: float) -> None:
         """A loop whose collectives run beside its kernels: what they take longer than these is exposed."""
@@ -269,7 +287,7 @@ class Ledger:
         for var in eqn.invars:
             if isinstance(var, Literal) or not (var in self.riders or var in self.tails):
                 continue
-            if self.moved.get(var) != number:
+            if self.moved.get(var) != number and var not in self.parted:
                 stored = (
                     self.machine.storing_cost(var, self.riders[var])
                     if var in self.riders
@@ -292,9 +310,13 @@ class Ledger:
     def _fused(self, number: int, eqns: list[Equation], count: float, whole: bool) -> Fused:
         """Return how a group shares kernels, and note what that makes of its results."""
         fused = self.fused.get(number, PLAIN)
+        made = {v: e for e in eqns for v in e.outvars}
+        if fused.tail is not None and any(map(_is_partial, eqns)):
+            self.tails.update(dict.fromkeys(made, fused.tail))
+            self.parted |= made.keys()
+            whole = False
         if not whole:
             fused = replace(fused, tail=None)
-        made = {v: e for e in eqns for v in e.outvars}
         if fused.rider is not None:
             maps = [v for v, e in made.items() if not is_reduction(e.primitive.name)]
             self.riders.update(dict.fromkeys(maps, fused.rider))
@@ -305,7 +327,7 @@ class Ledger:
                 self.unstored.update(dict.fromkeys(made, eqns))
         if fused.within is not None:
             for var in dict.fromkeys(v for e in eqns for v in e.invars if not isinstance(v, Literal)):
-                if self.tails.get(var) is fused.within and var in self.moved:
+                if self.tails.get(var) is fused.within and (var in self.moved or var in self.parted):
                     self._enter("apart", self.machine.apart_cost(var, fused.within), number, count)
         return fused
 
@@ -350,6 +372,11 @@ class Ledger:
             return self.machine.slice_cost(eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
         fused = self._fused(tag[0], eqns, count, whole) if tag else PLAIN
         return self.machine.kernel(eqns, outputs, fused, self.riders)
+
+
+def _is_partial(eqn: Any) -> bool:
+    """Tell an equation of a group that leaves partial sums."""
+    return PARTIAL_SCOPE in str(eqn.source_info.name_stack).split("/")
 
 
 def _number(tag: tuple[int, str] | None, eqn: Equation) -> int:

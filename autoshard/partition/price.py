@@ -216,7 +216,8 @@ class Machine:
         inputs = {v for e in eqns for v in e.invars if not isinstance(v, Literal)}
         for var in inputs & riders.keys() - made.keys():
             rider = riders[var]
-            reads[rider.base] = max(reads.get(rider.base, 0.0), self._per_element(var, rider.read_bytes))
+            for base, size in rider.reads:
+                reads[base] = max(reads.get(base, 0.0), self._per_element(var, size))
             vector += self._vector(var, rider.work)
         written = [v for v in dict.fromkeys(outputs) if v in made]
         if fused.rider is not None:
@@ -224,17 +225,33 @@ class Machine:
             if not written:
                 return FREE
         touched = sum(reads.values())
+        stores: list[tuple[float, float]] = [
+            (self.bytes_of(v.aval.shape, v.aval.dtype), itemsize(v.aval.dtype)) for v in written
+        ]
         if fused.tail is not None:
             (result,) = written
-            touched += self._per_element(result, fused.tail.read_bytes + fused.tail.written_bytes)
+            touched += self._per_element(result, fused.tail.read_bytes)
             vector += self._vector(result, fused.tail.work)
-            written = written if fused.tail.stored else []
-        stores = sum(self.bytes_of(v.aval.shape, v.aval.dtype) for v in written)
-        touched += max(0.0, stores - in_place)
+            stores = stores if fused.tail.stored else []
+            stores += [(self._per_element(result, size), size) for size in fused.tail.written]
+        if matrix:
+            leaving = sum(cm.result_seconds(self.chip, total, size) for total, size in stores)
+            return self._kernel_cost(matrix, vector, touched, flops, leaving, sum(n for n, _ in stores))
+        touched += max(0.0, sum(n for n, _ in stores) - in_place)
         return self._kernel_cost(matrix, vector, touched, flops)
 
-    def _kernel_cost(self, matrix: float, vector: float, touched: float, flops: float = 0.0) -> Cost:
-        hbm = cm.hbm_seconds(self.chip, touched)
+    def _kernel_cost(
+        self,
+        matrix: float,
+        vector: float,
+        touched: float,
+        flops: float = 0.0,
+        leaving: float = 0.0,
+        results: float = 0.0,
+    ) -> Cost:
+        """Price a kernel; `leaving` are the seconds that the `results` of a product take, in bytes, if it is one."""
+        hbm = cm.hbm_seconds(self.chip, touched) + leaving
+        touched += results
         return Cost(
             seconds=max(matrix, vector, hbm) + self.chip.kernel_overhead_seconds,
             matrix_seconds=matrix,
@@ -252,6 +269,10 @@ class Machine:
         """Seconds of `work` cheap operations on every element of an array like `var`."""
         return cm.vector_seconds(self.chip, elements=math.prod(var.aval.shape) * work)
 
+    def copying_cost(self, var: Any) -> Cost:
+        """Price of copying an array, such as a turn of a scan does with what it slices or stacks."""
+        return self._kernel_cost(0.0, 0.0, 2 * self.bytes_of(var.aval.shape, var.aval.dtype))
+
     def storing_cost(self, var: Any, rider: Rider) -> Cost:
         """Price of computing and storing a value, for a reshard, that readers else compute on the spot."""
         touched = self._per_element(var, itemsize(var.aval.dtype) + rider.read_bytes)
@@ -267,7 +288,7 @@ class Machine:
 
     def apart_cost(self, var: Any, tail: Tail) -> Cost:
         """Price of what else ends a product's kernel as a kernel of its own, which reads the result `var`."""
-        touched = self._per_element(var, itemsize(var.aval.dtype) + tail.read_bytes + tail.written_bytes)
+        touched = self._per_element(var, itemsize(var.aval.dtype) + tail.read_bytes + sum(tail.written))
         return self._kernel_cost(0.0, self._vector(var, tail.work), touched)
 
     def is_view(self, eqns: Sequence[Equation]) -> bool:
