@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -24,12 +24,14 @@ import cost_models as cm
 from autoshard.groups import Block, Group
 from autoshard.partition.vector import vector_work
 from autoshard.program import Atom, Op, Value, itemsize, shape_of
-from autoshard.rules import Kind, families, family
+from autoshard.rules import Kind, family
 
-__all__ = ["PARTIAL_SCOPE", "Fused", "Fusions", "Rider", "Tail", "fusions_of", "is_reduction"]
+__all__ = ["OUTPUT_SCOPE", "PARTIAL_SCOPE", "Fused", "Fusions", "Rider", "Tail", "fusions_of"]
 
 # Name scope of what leaves partial sums: these are added up before anything else happens to them.
 PARTIAL_SCOPE = "partial"
+# Name scope, with its position, of what makes an output of an elementwise group.
+OUTPUT_SCOPE = "output"
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 # An operand of a group counts as large from this share of the group's own size.
 LARGE = 0.25
@@ -72,7 +74,7 @@ class Fused:
 
     Attributes:
       riders: per input, how it is computed on the spot; None for one that is stored.
-      rider: how readers compute the group's elementwise results; None where these are stored.
+      outputs: per output, how its readers compute it; None for one that is stored.
       tail: of a product, what ends its kernel.
       within: of a group that ends a product's kernel, that tail.
       slices: of a scan, how the slices of what it scans are read in place; None for one that is copied.
@@ -81,11 +83,16 @@ class Fused:
     """
 
     riders: tuple[Rider | None, ...] = ()
-    rider: Rider | None = None
+    outputs: tuple[Rider | None, ...] = ()
     tail: Tail | None = None
     within: Tail | None = None
     slices: tuple[Rider | None, ...] = ()
     stacks: tuple[bool, ...] = ()
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a kernel for the group at all."""
+        return self.within is None and not (self.outputs and all(self.outputs))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -114,11 +121,6 @@ class Fusions:
 
 
 PLAIN = Fused()
-
-
-def is_reduction(primitive: str) -> bool:
-    """Tell a primitive that leaves fewer elements than it takes, and so has a result that is stored."""
-    return primitive in families and families[primitive].kind is Kind.REDUCTION
 
 
 def fusions_of(block: Block, *, tails: bool = True) -> Fusions:
@@ -169,27 +171,24 @@ class _Analysis:
         return self.root.get(value, value)
 
     def run(self) -> Fusions:
-        rider: dict[Group, Rider] = {}
         for item in self.block.groups:
-            found = self.rider(item)
-            if found is not None:
-                rider[item] = found
-                self.riders |= dict.fromkeys(_maps(item), found)
+            if _fusible(item):
+                self.ride(item)
         tails: dict[Value, tuple[Tail, Group]] = {}
         within: dict[Group, Tail] = {}
         for item in reversed(self.block.groups):
             reader = self.follower(item)
             if reader is not None and reader not in within:
-                within[reader] = self.tail(item, reader, rider.get(reader))
+                within[reader] = self.tail(item, reader)
                 tails[item.outputs[0]] = within[reader], reader
         groups = {}
         for item in self.block.groups:
             riders = self.operands(item)
-            tail = tails[item.outputs[0]][0] if item.outputs and item.outputs[0] in tails else None
+            outputs = () if item.is_copy else tuple(map(self.riders.get, item.outputs))
             fused = Fused(
                 riders=riders if any(riders) else (),
-                rider=rider.get(item),
-                tail=tail,
+                outputs=outputs if any(outputs) else (),
+                tail=tails[item.outputs[0]][0] if item.outputs and item.outputs[0] in tails else None,
                 within=within.get(item),
             )
             if fused != PLAIN:
@@ -219,44 +218,43 @@ class _Analysis:
             stacks=tuple(not made_in_place(a) for a in self.block.outputs[carries:]),
         )
 
-    def rider(self, item: Group) -> Rider | None:
-        """How readers compute the elementwise results of a group, if they are not stored."""
-        if not _fusible(item):
-            return None
-        maps = _maps(item)
+    def ride(self, item: Group) -> None:
+        """Find the elementwise results of a group that are not stored."""
         size = _size(item)
-        if not maps or any(math.prod(v.shape) != size for v in maps):
-            return None
-        readers = [r for v in maps for r in self.readers[v]]
-        if not readers or not all(r is not None and (_fusible(r) or _is_product(r)) for r in readers):
-            return None
-        bases = self.large(item)
-        chain = [r for v in item.inputs if (r := self.riders.get(self.rooted(v))) is not None]
-        work = {op: _work(op) / size for op in item.ops if family(op).kind is not Kind.REDUCTION}
-        dear = any(w > 1 for w in work.values()) or any(r in self.dear for r in chain)
-        if len(bases) > 1 and (dear or not all(r is not None and _is_product(r) for r in readers)):
-            return None
-        found = Rider(reads=tuple(bases.items()), work=sum(work.values()) + sum(r.work for r in chain))
-        if dear:
-            self.dear.add(found)
-        return found
+        maker = {v: op for op in item.ops for v in op.outputs}
+        for value in _maps(item):
+            readers = self.readers[value]
+            if not readers or math.prod(value.shape) != size:
+                continue
+            if not all(r is not None and (_fusible(r) or _is_product(r)) for r in readers):
+                continue
+            ops, inputs = _cone(value, maker)
+            work = [_work(op) / size for op in ops]
+            chain = [r for v in inputs if (r := self.riders.get(self.rooted(v))) is not None]
+            dear = any(w > 1 for w in work) or any(r in self.dear for r in chain)
+            reads = self.large(inputs, size)
+            if len(reads) > 1 and (dear or not all(r is not None and _is_product(r) for r in readers)):
+                continue
+            rider = Rider(reads=tuple(reads.items()), work=sum(work) + sum(r.work for r in chain))
+            self.riders[value] = rider
+            if dear:
+                self.dear.add(rider)
 
     def number(self, value: Value) -> int:
         """Number of a stored array."""
         return self.bases.setdefault(value, len(self.bases))
 
-    def large(self, item: Group, but: Value | None = None) -> dict[int, float]:
-        """The large stored arrays that a group reads or computes from: number -> bytes per element of the group."""
+    def large(self, values: Iterable[Value], size: int) -> dict[int, float]:
+        """The large stored arrays behind some values: number -> bytes per element of a group of that size."""
         found: dict[int, float] = {}
-        for value in item.inputs:
-            value = self.rooted(value)
-            share = math.prod(value.shape) / _size(item)
-            if value is but or share < LARGE:
+        for value in map(self.rooted, values):
+            share = math.prod(value.shape) / size
+            if share < LARGE:
                 continue
             rider = self.riders.get(value)
             reads = rider.reads if rider is not None else ((self.number(value), itemsize(value.dtype)),)
-            for number, size in reads:
-                found[number] = max(found.get(number, 0.0), share * size)
+            for number, width in reads:
+                found[number] = max(found.get(number, 0.0), share * width)
         return found
 
     def operands(self, item: Group) -> tuple[Rider | None, ...]:
@@ -283,24 +281,36 @@ class _Analysis:
             return None
         reader = readers[0]
         plain = _fusible(reader) and _size(reader) == math.prod(value.shape)
-        only_rides = plain and value not in self.riders and self._rides_only(reader)
-        return reader if plain and not only_rides else None
+        return reader if plain and not all(v in self.riders for v in reader.outputs) else None
 
-    def _rides_only(self, item: Group) -> bool:
-        """Whether nothing of a group is stored."""
-        return all(v in self.riders for v in item.outputs)
-
-    def tail(self, product: Group, reader: Group, rider: Rider | None) -> Tail:
+    def tail(self, product: Group, reader: Group) -> Tail:
+        """What ends a product's kernel, where it is the work of a group that reads the result."""
         (value,) = product.outputs
         size = math.prod(value.shape)
-        maps = () if rider is not None else _maps(reader)
         ridden = sum(r.work for v in reader.inputs if (r := self.riders.get(self.rooted(v))) is not None)
+        riding = [r for v in reader.outputs if (r := self.riders.get(v)) is not None]
+        others = [v for v in reader.inputs if self.rooted(v) is not value]
         return Tail(
-            read_bytes=sum(self.large(reader, but=value).values()),
-            written=tuple(itemsize(v.dtype) for v in maps),
+            read_bytes=sum(self.large(others, size).values()),
+            written=tuple(itemsize(v.dtype) for v in _maps(reader) if v not in self.riders),
             work=sum(map(_work, reader.ops)) / size + ridden,
-            stored=rider is not None and self.bases.get(value) in dict(rider.reads),
+            stored=any(self.bases.get(value) in dict(r.reads) for r in riding),
         )
+
+
+def _cone(value: Value, maker: Mapping[Value, Op]) -> tuple[list[Op], list[Value]]:
+    """The ops of a group that a result of it needs, and what they read from outside."""
+    ops: dict[Op, None] = {}
+    inputs: dict[Value, None] = {}
+    stack = [value]
+    while stack:
+        wanted = stack.pop()
+        if wanted not in maker:
+            inputs.setdefault(wanted)
+        elif maker[wanted] not in ops:
+            ops[maker[wanted]] = None
+            stack += [a for a in maker[wanted].inputs if isinstance(a, Value)]
+    return list(ops), list(inputs)
 
 
 def _fusible(item: Group) -> bool:

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from autoshard.boundary import Boundary, boundaries
-from autoshard.fusion import PARTIAL_SCOPE
+from autoshard.fusion import OUTPUT_SCOPE, PARTIAL_SCOPE
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, MeshShape, replicated, to_spec
 from autoshard.partition.misread import misread
@@ -70,10 +70,13 @@ def emit_group(item: Group, operands: Sequence[Any], assignment: Assignment, mes
     env: dict[Value, Any] = dict(zip(item.inputs, operands, strict=True))
     if item.is_copy:
         return list(operands)
+    outside = {v: f"{OUTPUT_SCOPE}{j}" for j, v in enumerate(item.outputs)}
     with jax.named_scope(PARTIAL_SCOPE) if leaves_partial(item, assignment) else nullcontext():
         for i, op in enumerate(item.ops):
             arrays = [env[a] if isinstance(a, Value) else literal(a) for a in op.inputs]
-            results = family(op).emit(op, arrays, item.view(i, assignment, mesh))
+            named = item.kind is Kind.ELEMENTWISE and op.outputs[0] in outside
+            with jax.named_scope(outside[op.outputs[0]]) if named else nullcontext():
+                results = family(op).emit(op, arrays, item.view(i, assignment, mesh))
             env.update(zip(op.outputs, results, strict=True))
     return [env[v] for v in item.outputs]
 

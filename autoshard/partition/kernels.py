@@ -49,7 +49,7 @@ def kernel_costs(
     costs: list[Cost | None] = []
     traced: list[int] = []
     for i, (item, assignment) in enumerate(requests):
-        written = ([], [], []) if item.is_copy else _written_down(item, assignment, machine)
+        written = ([], [], []) if item.is_copy else _written_down(item, assignment, parts[i], machine)
         if written is None:
             traced.append(i)
             costs.append(None)
@@ -68,7 +68,7 @@ def _riders(inputs: Sequence[Any], part: Fused) -> dict[Any, Rider]:
 
 
 def _written_down(
-    item: Group, assignment: Assignment, machine: Machine
+    item: Group, assignment: Assignment, part: Fused, machine: Machine
 ) -> tuple[list[Any], list[Any], list[Any]] | None:
     env: dict[Value, _Var] = {}
     for i, value in enumerate(item.inputs):
@@ -91,7 +91,9 @@ def _written_down(
                 tuple(env[v] for v in op.outputs),
             )
         )
-    return eqns, [env[v] for v in item.inputs], [env[v] for v in item.outputs]
+    riding = part.outputs or (None,) * len(item.outputs)
+    stored = [env[v] for v, rider in zip(item.outputs, riding, strict=True) if rider is None]
+    return eqns, [env[v] for v in item.inputs], stored
 
 
 def _traced(

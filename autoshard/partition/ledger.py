@@ -14,7 +14,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal
 
-from autoshard.fusion import PARTIAL_SCOPE, PLAIN, Fused, Rider, Tail, is_reduction
+from autoshard.fusion import OUTPUT_SCOPE, PARTIAL_SCOPE, PLAIN, Fused, Rider, Tail
 from autoshard.partition.nested import bodies
 from autoshard.partition.price import COLLECTIVES, FREE, Cost, Machine
 from autoshard.partition.steps import SLICES
@@ -317,10 +317,11 @@ class Ledger:
             whole = False
         if not whole:
             fused = replace(fused, tail=None)
-        if fused.rider is not None:
-            maps = [v for v, e in made.items() if not is_reduction(e.primitive.name)]
-            self.riders.update(dict.fromkeys(maps, fused.rider))
-            self.unstored.update(dict.fromkeys(maps, eqns))
+        for var, position in _outputs(eqns).items() if fused.outputs else ():
+            rider = fused.outputs[position]
+            if rider is not None:
+                self.riders[var] = rider
+                self.unstored[var] = eqns
         if fused.tail is not None:
             self.tails.update(dict.fromkeys(made, fused.tail))
             if not fused.tail.stored:
@@ -371,7 +372,17 @@ class Ledger:
         if tag is None and eqn.primitive.name in SLICES and reshards(eqn):
             return self.machine.slice_cost(eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
         fused = self._fused(tag[0], eqns, count, whole) if tag else PLAIN
-        return self.machine.kernel(eqns, outputs, fused, self.riders)
+        return self.machine.kernel(eqns, [v for v in outputs if v not in self.riders], fused, self.riders)
+
+
+def _outputs(eqns: Sequence[Any]) -> dict[Any, int]:
+    """The results of an elementwise group's equations that are outputs of it, with their positions."""
+    found = {}
+    for eqn in eqns:
+        scope = str(eqn.source_info.name_stack).rsplit("/", 1)[-1]
+        if scope.startswith(OUTPUT_SCOPE):
+            found[int(scope.removeprefix(OUTPUT_SCOPE))] = eqn.outvars[0]
+    return {var: position for position, var in found.items()}
 
 
 def _is_partial(eqn: Any) -> bool:

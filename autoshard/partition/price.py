@@ -16,7 +16,7 @@ from typing import Any
 from jax.extend.core import Literal
 
 import cost_models as cm
-from autoshard.fusion import PLAIN, Fused, Rider, Tail, is_reduction
+from autoshard.fusion import PLAIN, Fused, Rider, Tail
 from autoshard.layout import Axes, MeshShape, mesh_size
 from autoshard.partition.nested import bodies
 from autoshard.partition.vector import vector_work
@@ -196,9 +196,9 @@ class Machine:
         """Price equations that run as one kernel.
 
         Operands from outside are read from HBM once, `outputs` written once; in between nothing is stored. Of
-        those in `riders` the kernel reads what they are computed from. The slowest unit counts.
+        operands in `riders` the kernel reads what they are computed from. The slowest unit counts.
         """
-        if fused.within is not None or self.is_view(eqns):
+        if not fused.runs or self.is_view(eqns):
             return FREE
         made = {v: e for e in eqns for v in e.outvars}
         matrix = vector = flops = 0.0
@@ -220,10 +220,6 @@ class Machine:
                 reads[base] = max(reads.get(base, 0.0), self._per_element(var, size))
             vector += self._vector(var, rider.work)
         written = [v for v in dict.fromkeys(outputs) if v in made]
-        if fused.rider is not None:
-            written = [v for v in written if is_reduction(made[v].primitive.name)]
-            if not written:
-                return FREE
         touched = sum(reads.values())
         stores: list[tuple[float, float]] = [
             (self.bytes_of(v.aval.shape, v.aval.dtype), itemsize(v.aval.dtype)) for v in written
