@@ -24,6 +24,7 @@ from autoshard.folding import fold_transposes
 from autoshard.layout import Axes, from_spec
 from autoshard.program import Atom, Op, Program, Value, aval_of, shape_of
 from autoshard.references import gathered
+from autoshard.shifts import fold_slices
 
 __all__ = ["IDENTITIES", "Traced", "trace"]
 
@@ -90,7 +91,7 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> Traced:
         index for index, arg in enumerate(args) for _ in range(len(jax.tree_util.tree_leaves(arg)))
     )
     return Traced(
-        program=remove_dead_ops(fold_transposes(program)),
+        program=remove_dead_ops(fold_transposes(fold_slices(program))),
         in_tree=in_tree,
         out_tree=out_tree,
         in_names=in_names,

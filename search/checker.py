@@ -4,9 +4,11 @@ It walks the problem's raw data in plain Python with exact rational arithmetic w
 that a mistake in the solver's arrays, or in `Problem.objective`, cannot hide here too.
 """
 
+import itertools
 import math
 from fractions import Fraction
 
+from search.liveness import Intervals
 from search.problem import Problem
 from search.solution import Solution
 
@@ -123,9 +125,15 @@ def _usage_by_time(problem: Problem, choice: tuple[int, ...]) -> list[float]:
     if problem.fixed_usage is not None:
         usage = [float(x) for x in problem.fixed_usage]
     if problem.live is not None and problem.usages is not None:
-        rows = problem.live.tocoo()
-        for t, i, count in zip(rows.row.tolist(), rows.col.tolist(), rows.data.tolist(), strict=True):
-            usage[t] += count * float(problem.usages[i][choice[i]])
+        used = [float(u[s]) for u, s in zip(problem.usages, choice, strict=True)]
+        if isinstance(problem.live, Intervals):
+            spans = zip(problem.live.first.tolist(), problem.live.last.tolist(), strict=True)
+            for t, more in enumerate(_over_time(list(spans), used, times)):
+                usage[t] += more
+        else:
+            rows = problem.live.tocoo()
+            for t, i, count in zip(rows.row.tolist(), rows.col.tolist(), rows.data.tolist(), strict=True):
+                usage[t] += count * used[i]
     if problem.edge_live is not None:
         rows = problem.edge_live.tocoo()
         for t, e, count in zip(rows.row.tolist(), rows.col.tolist(), rows.data.tolist(), strict=True):
@@ -133,6 +141,15 @@ def _usage_by_time(problem: Problem, choice: tuple[int, ...]) -> list[float]:
                 i, j = problem.edges[e]
                 usage[t] += count * float(problem.edge_usages[e][choice[i]][choice[j]])
     return usage
+
+
+def _over_time(spans: list[tuple[int, int]], used: list[float], times: int) -> list[float]:
+    """Add up what lives at each time, exactly."""
+    steps = [Fraction(0)] * (times + 1)
+    for (first, last), size in zip(spans, used, strict=True):
+        steps[first] += Fraction(size)
+        steps[last] -= Fraction(size)
+    return [float(total) for total in itertools.accumulate(steps[:times])]
 
 
 def _near(a: float, b: float, relative: float) -> bool:

@@ -7,8 +7,10 @@ move of the whole plan is one `argmin`.
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from search.graph import Graph, Ints
+from search.graph import Graph
+from search.memory import Ints
 from search.problem import Floats
 
 
@@ -30,18 +32,15 @@ class Descent:
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._node = np.repeat(np.arange(len(sizes)), sizes)
         memory = graph.memory
-        self._usage = np.concatenate([*memory.usages, np.zeros(0)]) if memory else np.zeros(len(self._node))
-        self._columns = memory.rows.tocsc() if memory else None
         self._buffered = {n for pair, _ in memory.buffers for n in pair} if memory else set()
 
-    def repair(self, plan: Sequence[int], *, steps: int = 2000) -> list[int] | None:
+    def repair(self, plan: Sequence[int]) -> list[int] | None:
         """Move nodes to leaner strategies, least extra cost per byte first, until the plan fits.
 
         Small graphs look at every strategy after each move; large ones make a batch of moves in between.
 
         Args:
             plan: any choice.
-            steps: how often to look at every strategy.
 
         Returns:
             A plan that fits, or None when the moves do not get there.
@@ -54,7 +53,7 @@ class Descent:
         at = self._starts[:-1] + np.array(choice, dtype=np.int64)
         excess = memory.excess(choice)
         batch = max(1, len(choice) // 400)
-        for _ in range(steps):
+        for _ in range(min(2000, 16 + 4 * len(choice))):
             if self._expired():
                 return None
             over = np.where(excess > memory.tolerance, excess, 0.0)
@@ -77,8 +76,8 @@ class Descent:
         """Rank the moves that free bytes where they lack: free ones first, then by cost per useful byte."""
         memory = self._graph.memory
         assert memory is not None
-        weight = memory.rows.T @ (over / memory.scale)
-        gain = (weight * self._usage[at])[self._node] - weight[self._node] * self._usage
+        weight = memory.priced(over / memory.scale)[: len(self._node)]
+        gain = weight[at][self._node] - weight
         need = float(over @ over) / memory.scale
         candidates = np.flatnonzero((gain > 1e-12 * need) & np.isfinite(local))
         gain = gain[candidates]
@@ -92,10 +91,13 @@ class Descent:
         return best
 
     def _still_over(self, node: int, excess: Floats, cost: float) -> bool:
-        assert self._graph.memory is not None and self._columns is not None
-        lo, hi = self._columns.indptr[node], self._columns.indptr[node + 1]
-        rows = self._columns.indices[lo:hi]
-        return bool(np.isfinite(cost) and len(rows) and excess[rows].max() > self._graph.memory.tolerance)
+        memory = self._graph.memory
+        assert memory is not None
+        profile = memory.nodes[node]
+        if not np.isfinite(cost) or not len(profile.starts):
+            return False
+        worst = np.maximum.reduceat(excess, profile.starts)
+        return bool(worst[profile.loads.any(axis=1)].max(initial=0.0) > memory.tolerance)
 
     def polish(self, plan: Sequence[int], *, passes: int = 20, ties: bool = False) -> list[int]:
         """Give each node in turn its cheapest strategy that still fits, until nothing changes.
@@ -172,27 +174,22 @@ class Descent:
                 fresh += costs[:, choice[near]]
             local[a:b] = fresh
 
-    def _allowed(self, node: int, now: int, excess: Floats) -> Floats:
+    def _allowed(self, node: int, now: int, excess: Floats) -> npt.NDArray[np.bool_]:
         """Mark the strategies of a node that fit while the others hold (buffers apart)."""
-        a, b = self._starts[node], self._starts[node + 1]
-        usage = self._usage[a:b]
-        if self._columns is None or self._graph.memory is None:
-            return np.ones(len(usage), dtype=bool)
-        lo, hi = self._columns.indptr[node], self._columns.indptr[node + 1]
-        if lo == hi:
-            return np.ones(len(usage), dtype=bool)
-        room = (self._graph.memory.tolerance - excess[self._columns.indices[lo:hi]]) / self._columns.data[
-            lo:hi
-        ]
-        return np.asarray(usage <= usage[now] + room.min())
+        memory = self._graph.memory
+        if memory is None or not len(memory.nodes[node].starts):
+            return np.ones(len(self._graph.unary[node]), dtype=bool)
+        profile = memory.nodes[node]
+        room = memory.tolerance - np.maximum.reduceat(excess, profile.starts)
+        return np.asarray((profile.loads - profile.loads[:, now, None] <= room[:, None]).all(axis=0))
 
     def _after(self, excess: Floats, choice: list[int], node: int, was: int) -> Floats:
         memory = self._graph.memory
-        if memory is None or self._columns is None:
+        if memory is None:
             return excess
         if node in self._buffered:
             return memory.excess(choice)
-        lo, hi = self._columns.indptr[node], self._columns.indptr[node + 1]
-        step = memory.usages[node][choice[node]] - memory.usages[node][was]
-        excess[self._columns.indices[lo:hi]] += self._columns.data[lo:hi] * step
+        starts, step = memory.nodes[node].change(choice[node], was)
+        if len(starts):
+            excess[starts[0] :] += np.repeat(step, np.diff(starts, append=len(excess)))
         return excess

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.graph import Pair
+from search.memory import Pair
 from search.problem import Floats
 
 MOST_AXES = 60  # an array has at most 64

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from search import backend, elimination
-from search.graph import Graph, Ints
+from search.graph import Graph
 from search.incumbent import PROVEN, Incumbent
+from search.memory import Ints
 from search.problem import Floats
-from search.program import Program, build, with_memory
+from search.program import Program, build, variables, with_memory
 
 TABLE_CAP = 1 << 22  # entries of the largest table that elimination may build
 TOTAL_CAP = 1 << 27  # entries of all tables together
@@ -58,6 +59,8 @@ class Rows:
         row_of = {} if memory is None else {int(t): r for r, t in enumerate(memory.times)}
         self.rows = [row_of[t] for t in times if t in row_of]
         self._base = build(graph)
+        if memory is not None:
+            self._columns = variables(self._base, graph)
 
     @property
     def times(self) -> list[int]:
@@ -84,9 +87,7 @@ class Rows:
         memory = self.graph.memory
         if memory is None:
             return False
-        everything = with_memory(self._base, self.graph, range(len(memory.room)))
-        first = self._base.matrix.shape[0]
-        excess = everything.matrix[first:] @ values - everything.high[first:]
+        excess = (memory.load(self._columns @ values) - memory.room) / memory.scale
         known = set(self.rows)
         worst = [int(r) for r in np.argsort(-excess, kind="stable")[: 4 * ROWS_AT_ONCE] if excess[r] > 1e-7]
         new = [r for r in worst if r not in known][:ROWS_AT_ONCE]
@@ -218,10 +219,9 @@ def _indicator(program: Program, graph: Graph, best: Incumbent) -> Floats | None
     """Write the incumbent as values of the node variables, if the thinned graph still has it."""
     if best.choice is None:
         return None
+    positions = graph.positions(best.choice)
+    if positions is None:
+        return None
     values = np.zeros(program.num_binary)
-    for start, kept, s in zip(program.starts[:-1], graph.kept, best.choice, strict=True):
-        where = np.flatnonzero(kept == s)
-        if not len(where):
-            return None
-        values[start + where[0]] = 1.0
+    values[program.starts[:-1] + np.array(positions, dtype=np.int64)] = 1.0
     return values

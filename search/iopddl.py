@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
-from search.graph import Ints
+from search.liveness import Intervals, Ints
 from search.problem import Floats, Problem
 
 FORBIDDEN = 1e18
@@ -58,54 +57,50 @@ def from_document(document: dict[str, Any]) -> Problem:
     nodes, links = body["nodes"], body["edges"]
     costs = tuple(_costs(c) for c in nodes["costs"])
     edges = tuple((int(i), int(j)) for i, j in links["nodes"])
-    tables = tuple(
-        _costs(c).reshape(len(costs[i]), len(costs[j]))
-        for (i, j), c in zip(edges, links["costs"], strict=True)
-    )
+    # equal tables are one array, as a program repeats its layers
+    known: dict[tuple[int, tuple[float, ...]], Floats] = {}
+    tables = []
+    for (i, j), values in zip(edges, links["costs"], strict=True):
+        key = (len(costs[i]), tuple(values))
+        if key not in known:
+            known[key] = _costs(values).reshape(len(costs[i]), len(costs[j]))
+        tables.append(known[key])
     intervals = np.array(nodes["intervals"], dtype=np.int64).reshape(-1, 2)
     return Problem(
         costs=costs,
         edges=edges,
-        edge_costs=tables,
+        edge_costs=tuple(tables),
         usages=tuple(np.asarray(u, dtype=np.float64) for u in nodes["usages"]),
-        live=live_counts(intervals),
+        live=live_times(intervals),
         usage_limit=None if body.get("usage_limit") is None else float(body["usage_limit"]),
     )
 
 
-def live_counts(intervals: Ints) -> sp.csr_array:
-    """Say which nodes are live at each instant of greatest load.
+def live_times(intervals: Ints) -> Intervals:
+    """Say at which instants of greatest load each node is live.
 
     Args:
         intervals: `[N, 2]`, half-open; an empty one is never live.
 
     Returns:
-        CSR `[T, N]` of ones.
+        One interval of instants per node.
 
     Example:
         >>> import numpy as np
-        >>> live_counts(np.array([[0, 4], [1, 2], [3, 5], [7, 7]])).toarray().astype(int).tolist()
+        >>> times = live_times(np.array([[0, 4], [1, 2], [3, 5], [7, 7]]))
+        >>> times.counts().toarray().astype(int).tolist()
         [[1, 1, 0, 0], [1, 0, 1, 0]]
 
     """
-    used = np.flatnonzero(intervals[:, 0] < intervals[:, 1])
+    used = intervals[:, 0] < intervals[:, 1]
     begin, end = intervals[used, 0], intervals[used, 1]
     starts = np.unique(begin)
     following = np.append(starts[1:], np.iinfo(np.int64).max)
     ends = np.sort(end)
     fewer = np.searchsorted(ends, following, side="right") > np.searchsorted(ends, starts, side="right")
     instants = starts[fewer]
-    first = np.searchsorted(instants, begin, side="left")
-    last = np.searchsorted(instants, end, side="left")
-    spans = last - first
-    columns = np.concatenate([[0], np.cumsum(spans)])
-    rows = np.arange(columns[-1]) - np.repeat(columns[:-1] - first, spans)
-    indptr = np.zeros(len(intervals) + 1, dtype=np.int64)
-    indptr[used + 1] = spans
-    table = sp.csc_array(
-        (np.ones(len(rows)), rows.astype(np.int32), np.cumsum(indptr)), shape=(len(instants), len(intervals))
-    )
-    return sp.csr_array(table)
+    first, last = np.searchsorted(instants, intervals.T, side="left")
+    return Intervals(first=np.where(used, first, 0), last=np.where(used, last, 0), num_times=len(instants))
 
 
 def _costs(values: list[float]) -> Floats:

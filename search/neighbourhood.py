@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from search import elimination
-from search.graph import Graph, Ints
+from search.graph import Graph
+from search.memory import Ints
 from search.problem import Floats
 
 

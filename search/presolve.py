@@ -8,10 +8,14 @@ Reference: R. F. Goldstein, Efficient rotamer elimination applied to protein sid
 glasses, Biophysical Journal 66, 1994.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
-from search.graph import Graph, Ints, Memory, Pair, tighten
+from search.contract import contract
+from search.graph import Graph
+from search.memory import Ints, Pair, Profile
 from search.problem import Floats
 from search.program import centre, classes
 
@@ -20,31 +24,29 @@ _CELLS = 4_000_000  # comparisons per table above which the general test is skip
 
 
 def presolve(graph: Graph, *, rounds: int = 4) -> Graph:
-    """Repeat dominance and row reduction until nothing changes.
+    """Repeat merging, dominance and row reduction until nothing changes.
 
     Args:
         graph: as stated by the problem.
         rounds: most repetitions.
 
     Returns:
-        A graph with fewer strategies that still contains an optimal choice.
+        A smaller graph that still contains an optimal choice.
 
     """
     for _ in range(rounds):
-        graph = folded(graph)
+        before = graph.sizes
+        graph = _tight(contract(folded(graph)))
         positions = _undominated(graph)
-        if all(len(p) == size for p, size in zip(positions, graph.sizes, strict=True)):
+        if any(len(p) < size for p, size in zip(positions, graph.sizes, strict=True)):
+            graph = _tight(graph.restrict(positions))
+        if graph.sizes == before:
             break
-        graph = graph.restrict(positions)
-        if graph.memory is not None:
-            graph = Graph(
-                kept=graph.kept,
-                unary=graph.unary,
-                pairs=graph.pairs,
-                constant=graph.constant,
-                memory=tighten(graph.memory),
-            )
     return graph
+
+
+def _tight(graph: Graph) -> Graph:
+    return graph if graph.memory is None else replace(graph, memory=graph.memory.tighten())
 
 
 def folded(graph: Graph) -> Graph:
@@ -59,34 +61,43 @@ def folded(graph: Graph) -> Graph:
         A graph of the same costs with fewer pairs.
     """
     buffered = {p for p, _ in graph.memory.buffers} if graph.memory is not None else set()
-    unary = [u.copy() for u in graph.unary]
+    unary = list(graph.unary)
     pairs: dict[Pair, Floats] = {}
+    known: dict[int, tuple[Floats, Floats] | None] = {}
     for (i, j), table in graph.pairs.items():
-        rest, by_row, by_col = centre(table)
-        usable = np.isfinite(table).any(axis=1).all() and np.isfinite(table).any(axis=0).all()
-        if rest.any() or (i, j) in buffered or not usable:
+        if id(table) not in known:
+            known[id(table)] = _terms(table)
+        terms = known[id(table)]
+        if terms is None or (i, j) in buffered:
             pairs[i, j] = table
             continue
-        unary[i] += by_row
-        unary[j] += by_col
-    return Graph(
-        kept=graph.kept, unary=tuple(unary), pairs=pairs, constant=graph.constant, memory=graph.memory
-    )
+        unary[i] = unary[i] + terms[0]
+        unary[j] = unary[j] + terms[1]
+    return replace(graph, unary=tuple(unary), pairs=pairs)
+
+
+def _terms(table: Floats) -> tuple[Floats, Floats] | None:
+    """Row and column terms of a table that is their sum, or None."""
+    if not np.isfinite(table).all():
+        return None
+    rest, by_row, by_col = centre(table)
+    return None if rest.any() else (by_row, by_col)
 
 
 def _undominated(graph: Graph) -> list[Ints]:
     """Strategies to keep per node; a node's own strategies are judged with all neighbours' present."""
-    buffers: dict[Pair, list[Floats]] = {}
-    matters = np.zeros(len(graph.unary), dtype=bool)
+    buffers: dict[Pair, Profile] = {}
+    matters = [False] * len(graph.unary)
     memory = graph.memory
     if memory is not None:
-        for pair, usage in memory.buffers:
-            buffers.setdefault(pair, []).append(usage)
-        matters = np.asarray(memory.rows.sum(axis=0)).ravel() > 0
+        buffers = dict(memory.buffers)
+        matters = [len(p.starts) > 0 for p in memory.nodes]
     kept = [_possible(graph, i, near) for i, near in enumerate(graph.neighbours())]
     if any(len(k) < size for k, size in zip(kept, graph.sizes, strict=True)):
         return kept
-    compressed = {pair: _compress(table) for pair, table in graph.pairs.items()}
+    distinct = {id(table): table for table in graph.pairs.values()}
+    small_of = {key: _compress(table) for key, table in distinct.items()}
+    compressed = {pair: small_of[id(table)] for pair, table in graph.pairs.items()}
     for i, near in enumerate(graph.neighbours()):
         if len(graph.unary[i]) < 2:
             continue
@@ -94,8 +105,12 @@ def _undominated(graph: Graph) -> list[Ints]:
         for j, _ in near:
             small, by_row, by_col = compressed[min(i, j), max(i, j)]
             tables.append((small, by_row) if i < j else (small.T, by_col))
-        extra = [u if i < j else u.T for j, _ in near for u in buffers.get((min(i, j), max(i, j)), [])]
-        kept[i] = _survivors(graph.unary[i], tables, extra, memory if matters[i] else None, i)
+        extra = [memory.nodes[i].loads.T] if memory is not None and matters[i] else []
+        for j, _ in near:
+            if (buffer := buffers.get((min(i, j), max(i, j)))) is not None:
+                loads = buffer.loads.transpose((1, 0, 2) if i < j else (2, 0, 1))
+                extra.append(loads.reshape(len(loads), -1))
+        kept[i] = _survivors(graph.unary[i], tables, extra)
     return kept
 
 
@@ -118,8 +133,6 @@ def _survivors(
     unary: Floats,
     tables: list[tuple[Floats, Ints]],
     extra: list[Floats],
-    memory: Memory | None,
-    node: int,
 ) -> Ints:
     size = len(unary)
     worst = unary[:, None] - unary[None, :]
@@ -133,11 +146,8 @@ def _survivors(
             worst = worst + _worst(small)[np.ix_(row_class, row_class)]
     for usage in extra:
         small, row_class, _ = _compress(usage)
-        no_more: Marks = np.less_equal(small[:, None, :], small[None, :, :]).min(axis=-1)
+        no_more = np.asarray((small[:, None, :] <= small[None, :, :]).all(axis=-1))
         allowed &= no_more[np.ix_(row_class, row_class)]
-    if memory is not None:
-        usage = memory.usages[node]
-        allowed &= usage[:, None] <= usage[None, :]
     return _keep(worst, allowed)
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from search.liveness import Intervals
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -35,7 +37,8 @@ class Problem:
         names: one label per node for messages; made up from the index when left out.
         usages: per node bytes `[S_i]`, finite and >= 0; left out means that there is no memory.
         edge_usages: for the edges that need a buffer, bytes `[S_i, S_j]`, by edge index.
-        live: CSR `[T, N]`, how many tensors of node i are live at time t (a tied node stands for several).
+        live: CSR `[T, N]`, how many tensors of node i are live at time t (a tied node stands for several); or
+            one interval of times per node.
         edge_live: CSR `[T, E]`, the same for the edges' buffers.
         usage_limit: bytes, at every time; None means no limit.
         fixed_usage: bytes `[T]` that are in use whatever is chosen; zero when left out.
@@ -63,7 +66,7 @@ class Problem:
     names: tuple[str, ...] = ()
     usages: tuple[Floats, ...] | None = None
     edge_usages: Mapping[int, Floats] = field(default_factory=dict)
-    live: sp.csr_matrix | sp.csr_array | None = None
+    live: sp.csr_matrix | sp.csr_array | Intervals | None = None
     edge_live: sp.csr_matrix | sp.csr_array | None = None
     usage_limit: float | None = None
     fixed_usage: Floats | None = None
@@ -79,7 +82,7 @@ class Problem:
             put(self, "usages", tuple(np.asarray(u, dtype=np.float64) for u in self.usages))
         used = {int(e): np.asarray(u, dtype=np.float64) for e, u in sorted(self.edge_usages.items())}
         put(self, "edge_usages", used)
-        if self.live is not None:
+        if self.live is not None and not isinstance(self.live, Intervals):
             put(self, "live", sp.csr_array(self.live))
         if self.edge_live is not None:
             put(self, "edge_live", sp.csr_array(self.edge_live))
@@ -201,6 +204,9 @@ def _memory_faults(p: Problem) -> list[str]:
             continue
         if table.shape != (t, width):
             out.append(f"{name} has shape {table.shape}; {(t, width)} is needed.")
+        elif isinstance(table, Intervals):
+            if not ((table.first >= 0) & (table.first <= table.last) & (table.last <= t)).all():
+                out.append(f"{name} must hold intervals within 0..{t}.")
         elif table.nnz and (np.isnan(table.data).any() or table.data.min() < 0):
             out.append(f"{name} must hold counts >= 0.")
     if p.fixed_usage is not None and p.fixed_usage.shape != (t,):

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from search.graph import Graph, Ints, Pair
+from search.graph import Graph
+from search.memory import Ints, Pair
 from search.problem import Floats
 
 
@@ -85,7 +86,7 @@ def build(graph: Graph) -> Program:
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     num_binary = int(starts[-1])
     node_cost = np.concatenate([*graph.unary, np.zeros(0)]).copy()
-    buffered = {p for p, _ in graph.memory.buffers} if graph.memory is not None else set()
+    buffers = {pair: p.loads for pair, p in graph.memory.buffers} if graph.memory is not None else {}
     row_parts: list[Ints] = [np.repeat(np.arange(len(sizes)), sizes)]
     col_parts: list[Ints] = [np.arange(num_binary)]
     val_parts: list[Floats] = [np.ones(num_binary)]
@@ -93,13 +94,13 @@ def build(graph: Graph) -> Program:
     rows, columns = len(sizes), num_binary
     tables: dict[Pair, tuple[int, Ints, Ints, int]] = {}
     for (i, j), full in graph.pairs.items():
-        keep = [full, *(u for p, u in graph.memory.buffers if p == (i, j))] if graph.memory else [full]
+        keep = np.concatenate([full[None], buffers.get((i, j), full[None])])
         row_class, row_first = classes(np.concatenate(keep, axis=1))
         col_class, col_first = classes(np.concatenate(keep, axis=0).T)
         small, by_row, by_col = centre(full[np.ix_(row_first, col_first)])
         node_cost[starts[i] : starts[i + 1]] += by_row[row_class]
         node_cost[starts[j] : starts[j + 1]] += by_col[col_class]
-        if not small.any() and (i, j) not in buffered:
+        if not small.any() and (i, j) not in buffers:
             continue
         p, q = small.shape
         variable = columns + np.arange(p * q)
@@ -160,15 +161,7 @@ def with_memory(program: Program, graph: Graph, which: Sequence[int], *, soft: b
     assert memory is not None
     chosen = list(which)
     wide = program.matrix.shape[1]
-    per_strategy = np.concatenate([*memory.usages, np.zeros(0)]) / memory.scale
-    node_of = np.repeat(np.arange(len(memory.usages)), np.diff(program.starts))
-    picker = sp.csr_array(
-        (per_strategy, (node_of, np.arange(program.num_binary))), shape=(len(memory.usages), wide)
-    )
-    block = sp.csr_array(memory.rows[chosen] @ picker)
-    if memory.buffers:
-        block = sp.csr_array(block + memory.buffer_rows[chosen] @ _buffer_picker(program, graph, wide))
-    block.eliminate_zeros()
+    block = sp.csr_array(memory.loads_at(chosen) @ variables(program, graph)) * (1.0 / memory.scale)
     cost, upper, matrix = program.cost, program.upper, program.matrix
     if soft:
         block = sp.csr_array(sp.hstack([block, sp.csr_array(-np.ones((len(chosen), 1)))]))
@@ -188,19 +181,21 @@ def with_memory(program: Program, graph: Graph, which: Sequence[int], *, soft: b
     )
 
 
-def _buffer_picker(program: Program, graph: Graph, wide: int) -> sp.csr_array:
-    """CSR `[B, V]`: the bytes of every buffer as a function of its pair's variables."""
+def variables(program: Program, graph: Graph) -> sp.csr_array:
+    """CSR `[memory columns, V]`: the variable that stands for each column of the memory.
+
+    Several cells of a pair's table may share a variable; the first of them has its bytes.
+    """
     memory = graph.memory
     assert memory is not None
-    rows: list[Ints] = []
-    cols: list[Ints] = []
-    vals: list[Floats] = []
-    for b, (pair, usage) in enumerate(memory.buffers):
+    rows, variables = [np.arange(program.num_binary)], [np.arange(program.num_binary)]
+    for start, (pair, _) in zip(memory.starts[len(memory.nodes) :].tolist(), memory.buffers, strict=False):
         first, row_class, col_class, q = program.tables[pair]
         index = first + row_class[:, None] * q + col_class[None, :]
-        flat, where = np.unique(index.ravel(), return_index=True)
-        rows.append(np.full(len(flat), b))
-        cols.append(flat)
-        vals.append(usage.ravel()[where] / memory.scale)
-    entries = (np.concatenate(vals), (np.concatenate(rows), np.concatenate(cols)))
-    return sp.csr_array(sp.coo_array(entries, shape=(len(memory.buffers), wide)))
+        shared, where = np.unique(index.ravel(), return_index=True)
+        rows.append(start + where)
+        variables.append(shared)
+    row, column = np.concatenate(rows), np.concatenate(variables)
+    return sp.csr_array(
+        (np.ones(len(row)), (row, column)), shape=(int(memory.starts[-1]), program.matrix.shape[1])
+    )

@@ -8,11 +8,13 @@ Reference: M. L. Fisher, The Lagrangian relaxation method for solving integer pr
 Science 27, 1981.
 """
 
+import itertools
 import math
 
 import numpy as np
 
-from search.graph import Graph, Ints
+from search.graph import Graph
+from search.memory import Ints
 from search.messages import Messages
 from search.problem import Floats
 
@@ -48,15 +50,14 @@ class Relaxation:
         if memory is None:
             return
         self.prices = prices
-        per_node = memory.rows.T @ prices
-        self.unary = [c + p * u for c, p, u in zip(self.graph.unary, per_node, memory.usages, strict=True)]
-        if self._tables:
-            per_buffer = memory.buffer_rows.T @ prices
-            tables = dict(self._tables)
-            for (pair, usage), p in zip(memory.buffers, per_buffer, strict=True):
-                tables[pair] = tables[pair] + p * usage
-            for (i, j), table in tables.items():
-                self.messages.replace(i, j, table)
+        flat = memory.priced(prices)
+        priced = [flat[a:b] for a, b in itertools.pairwise(memory.starts.tolist())]
+        self.unary = [c + p for c, p in zip(self.graph.unary, priced, strict=False)]
+        tables = dict(self._tables)
+        for (pair, _), p in zip(memory.buffers, priced[len(self.unary) :], strict=True):
+            tables[pair] = tables[pair] + p.reshape(tables[pair].shape)
+        for (i, j), table in tables.items():
+            self.messages.replace(i, j, table)
         self._offset = float(prices @ memory.room)
         self._fresh = 0
 

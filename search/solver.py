@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from search.contract import contract
 from search.descent import Descent
 from search.exact import (
     ROWS_AT_ONCE,
@@ -22,8 +23,9 @@ from search.exact import (
     by_linear_program,
     least_overshoot,
 )
-from search.graph import Graph, Ints, from_problem
+from search.graph import Graph, from_problem
 from search.incumbent import Incumbent
+from search.memory import Ints
 from search.neighbourhood import Neighbourhood
 from search.presolve import presolve
 from search.problem import Problem
@@ -77,9 +79,8 @@ def solve(
 
 
 def _search(problem: Problem, best: Incumbent, seed: int) -> None:
-    raw = from_problem(problem)
-    cells = sum(c.size for c in raw.pairs.values())
-    whole = presolve(raw, rounds=1 if cells > SMALL // 4 else 4)
+    raw = contract(from_problem(problem))
+    whole = presolve(raw)
     positions, times = _by_messages(whole, best, seed)
     graph = _thinned(whole, positions, best)
     if not best.done:
@@ -109,7 +110,7 @@ def _by_messages(graph: Graph, best: Incumbent, seed: int) -> tuple[list[Ints] |
     """
     relaxation, descent = Relaxation(graph), Descent(graph, lambda: not best.left)
     moves = Neighbourhood(graph, seed)
-    large = sum(c.size for c in graph.pairs.values()) > SMALL
+    large = graph.cells > SMALL
     stalled, length = 0, 1.0
     estimate = math.inf
     seen = (best.objective, best.lower_bound)
@@ -236,7 +237,7 @@ def _exact(graph: Graph, best: Incumbent, seed: int, times: list[int]) -> None:
     """Finish: elimination, linear program, and integer program on what is left."""
     if by_elimination(graph, best) or best.done:
         return
-    if sum(c.size for c in graph.pairs.values()) > SMALL:
+    if graph.cells > SMALL:
         return
     rows = Rows(graph, times)
     relaxed = by_linear_program(rows, best, seed)

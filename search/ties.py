@@ -30,8 +30,11 @@ def settle(graph: Graph, best: Incumbent, seed: int) -> None:
     plan = graph.positions(best.choice)
     if plan is None:
         return
-    step = 1e-10 * abs(best.objective) / max(1, sum(int(k[-1]) for k in graph.kept))
-    unary = [c + step * k for c, k in zip(graph.unary, graph.kept, strict=True)]
+    step = 1e-10 * abs(best.objective) / max(1, sum(int(k.max()) for k in graph.kept))
+    unary = list(graph.unary)
+    for owner, kept in zip(graph.owner, graph.kept, strict=True):
+        if owner >= 0:
+            unary[owner] = unary[owner] + step * kept
     order = elimination.plan(graph.sizes, graph.pairs, cap=CAP)
     if order is not None and graph.memory is None:
         _, trial = order.minimum(unary, graph.pairs)
@@ -43,12 +46,13 @@ def settle(graph: Graph, best: Incumbent, seed: int) -> None:
             if not best.left:
                 return
             trial = moves.step(unary, plan, moves.forest(len(plan)))
-            if _lower(trial, plan) and best.prefer(graph.original(trial)):
+            if _lower(graph, trial, plan) and best.prefer(graph.original(trial)):
                 plan = trial
     trial = Descent(graph).polish(plan, ties=True)
-    if _lower(trial, plan):
+    if _lower(graph, trial, plan):
         best.prefer(graph.original(trial))
 
 
-def _lower(a: list[int], b: list[int]) -> bool:
-    return (sum(a), a) < (sum(b), b)
+def _lower(graph: Graph, a: list[int], b: list[int]) -> bool:
+    first, second = graph.original(a), graph.original(b)
+    return (sum(first), first) < (sum(second), second)

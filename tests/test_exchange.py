@@ -11,7 +11,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autoshard.layout import Axes, chunk
-from autoshard.rules.exchange import fetch, per_device
+from autoshard.rules.exchange import fetch
+from autoshard.rules.transfers import per_device
 from tests.helpers.running import cpu_mesh, run
 
 MESH = {"a": 2, "b": 4}

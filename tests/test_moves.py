@@ -91,6 +91,22 @@ def _concatenate(rng: Rng) -> Made:
     return lambda *a: lax.concatenate(a, axis), tuple(arrays)
 
 
+def _shift(rng: Rng) -> Made:
+    """A roll, or a shift by which something else comes in at one end: one op when it is traced."""
+    x = _array(rng, (*_shape(rng), int(rng.integers(3, 34))))
+    axis = int(rng.integers(x.ndim)) if rng.random() < 0.3 else x.ndim - 1
+    size = x.shape[axis]
+    if rng.random() < 0.5 or size < 3:
+        amount = int(rng.integers(1, max(size, 2)))
+        return lambda x: jnp.roll(x, amount, axis), (x,)
+    away = int(rng.integers(1, (size + 1) // 2))
+    shape = (*x.shape[:axis], int(rng.integers(1, size + 1)), *x.shape[axis + 1 :])
+    y = _array(rng, shape, x.dtype)
+    if rng.random() < 0.5:
+        return lambda y, x: lax.concatenate([y, lax.slice_in_dim(x, 0, size - away, axis=axis)], axis), (y, x)
+    return lambda x, y: lax.concatenate([lax.slice_in_dim(x, away, size, axis=axis), y], axis), (x, y)
+
+
 def _split(rng: Rng) -> Made:
     x = _array(rng, _shape(rng))
     axis = int(rng.integers(x.ndim))
@@ -167,6 +183,7 @@ KINDS: dict[str, Callable[[Rng], Made]] = {
     "pad": _pad,
     "rev": _rev,
     "concatenate": _concatenate,
+    "shift": _shift,
     "split": _split,
     "stack": _stack,
     "unstack": _unstack,
@@ -243,6 +260,51 @@ BORDER = [("ppermute", (1, 128))]
 )
 def test_only_borders_move(fn: Any, args: tuple[Any, ...], moved: list[Any]) -> None:
     assert _moved(fn, args, {"a": 8}, {"d0": ("a",)}) == moved
+
+
+def _shifted(first: Any, x: Any) -> Any:
+    return jnp.concatenate([first, x[:-1]], 0)
+
+
+ODD = jax.ShapeDtypeStruct((61, 128), jnp.float32)
+STAGES = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "rows"),
+    [
+        (lambda x: jnp.roll(x, 1, 0), (X,), [1]),
+        (lambda x: jnp.roll(x, -3, 0), (X,), [3]),
+        (lambda x: jnp.roll(x, 8, 0), (X,), [8]),
+        (lambda x: jnp.roll(x, 20, 0), (X,), [4, 4]),
+        (lambda x: jnp.roll(x, 32, 0), (X,), [8]),
+        (lambda x: jnp.roll(x, 1, 0), (ODD,), [1]),
+        (lambda x: jnp.roll(x, -1, 0), (ODD,), [1]),
+        (_shifted, (ROW, X), [1]),
+        (_shifted, (ROW, STAGES), [1]),
+        (lambda x, y: jnp.concatenate([x, y], 0), (X, X), [8, 8]),
+        (lambda x, y: jnp.concatenate([x, y], 0), (X, ODD), [8, 8]),
+    ],
+)
+@pytest.mark.parametrize(("mesh", "axes"), [({"a": 8}, ("a",)), ({"a": 4, "b": 2}, ("b", "a"))])
+def test_joins_send_to_each_device_what_it_holds(
+    fn: Any, args: tuple[Any, ...], rows: list[int], mesh: dict[str, int], axes: tuple[str, ...]
+) -> None:
+    """One permute of the border, or as many as a part of the result comes from devices."""
+    moved = _moved(fn, args, mesh, {"d0": axes})
+    assert moved == [("ppermute", (n, 128)) for n in rows]
+
+
+def test_a_roll_in_two_dims_sends_one_border_in_each() -> None:
+    shape = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    given = {"[0]": P("a", "b"), "out": P("a", "b")}
+    plan = autoshard.suggest(
+        lambda x: jnp.roll(x, (1, -2), (0, 1)), shape, topology="v3", mesh={"a": 4, "b": 2}, annotations=given
+    )
+    assert [(c.kind, c.shape) for c in plan.estimate.collectives] == [
+        ("collective_permute", (1, 2048)),
+        ("collective_permute", (1024, 2)),
+    ]
 
 
 def test_uneven_heads_move_to_the_neighbours() -> None:

@@ -218,3 +218,16 @@ def test_control_groups_are_not_assigned() -> None:
     assert all(
         g.kind not in (Kind.CONTROL, Kind.IDENTITY) for g in whole_decisions(session.source.block).assignments
     )
+
+
+def test_a_scatter_left_with_one_row_on_each_device_keeps_what_lies_at_the_edge() -> None:
+    """XLA merges the cut of the operand with the scatter of a row that is dropped, and reads past the edge."""
+    x, at, to = jnp.array([1.0, 0, -3, -3, 3, 2, 2, 0]), jnp.array([7, 4, 7, 6]), jnp.array([-3.0, -1, -3, 0])
+    session = session_of(lambda x, at, to: x.at[at].min(to), (x, at, to), {"a": 2, "b": 4})
+    whole = whole_decisions(session.source.block)
+    (scatter,) = (item for item in whole.assignments if item.title == "scatter-min")
+    (columns,) = scatter.rule.outputs[0][0]
+    (rows,) = scatter.rule.reduce
+    assignments = {**whole.assignments, scatter: {columns: ("a",), rows: ("b",)}}
+    split = Decisions(assignments=assignments, layouts=whole.layouts, outputs=whole.outputs)
+    assert not differences(run_spmd(session, split, (x, at, to)), [x.at[at].min(to)])

@@ -13,15 +13,22 @@ from hypothesis import strategies as st
 import search
 from search import elimination
 from search.backend import run
+from search.contract import contract
 from search.graph import from_problem
+from search.liveness import Intervals
 from search.messages import Messages
 from search.presolve import presolve
 from search.program import build, with_memory
 from search.relaxation import Relaxation
 
 
-def random_problem(seed: int, *, memory: bool, buffers: bool = False, whole: bool = True) -> search.Problem:
-    """One to six nodes of one to three strategies; some forbidden, parallel edges, repeated rows."""
+def random_problem(
+    seed: int, *, memory: bool, buffers: bool = False, whole: bool = True, tied: bool = False
+) -> search.Problem:
+    """One to six nodes of one to three strategies; some forbidden, parallel edges, repeated rows.
+
+    Where `tied`, half of the edges permit one answer to each strategy, and each node lives once.
+    """
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 7))
     sizes = rng.integers(1, 4, n)
@@ -37,18 +44,25 @@ def random_problem(seed: int, *, memory: bool, buffers: bool = False, whole: boo
         table = rng.integers(0, 5, (sizes[i], sizes[j])) + noise * rng.random((sizes[i], sizes[j]))
         table[rng.random(table.shape) < 0.1] = np.inf
         tables.append(table[rng.integers(0, sizes[i], sizes[i])])
+        if tied and rng.random() < 0.5:
+            answers = (np.arange(sizes[i]) + rng.integers(0, 3)) % sizes[j]
+            tables[-1] = np.where(np.arange(sizes[j]) == answers[:, None], table, np.inf)
     if not memory:
         return search.Problem(costs=tuple(costs), edges=tuple(edges), edge_costs=tuple(tables))
     times = int(rng.integers(1, 5))
     used = {}
     if buffers:
         used = {e: rng.integers(0, 6, t.shape) for e, t in enumerate(tables) if rng.random() < 0.5}
+    live: sp.csr_array | Intervals = sp.csr_array(rng.integers(0, 3, (times, n)))
+    if tied:
+        first = rng.integers(0, times, n)
+        live = Intervals(first=first, last=rng.integers(first, times + 1), num_times=times)
     return search.Problem(
         costs=tuple(costs),
         edges=tuple(edges),
         edge_costs=tuple(tables),
         usages=tuple(rng.integers(0, 8, size) for size in sizes),
-        live=sp.csr_array(rng.integers(0, 3, (times, n))),
+        live=live,
         edge_usages=used,
         edge_live=sp.csr_array(rng.integers(0, 2, (times, len(edges)))) if used else None,
         usage_limit=float(rng.integers(3, 30)),
@@ -78,11 +92,12 @@ KINDS = {
     "memory": {"memory": True},
     "buffers": {"memory": True, "buffers": True},
     "real": {"memory": True, "buffers": True, "whole": False},
+    "tied": {"memory": True, "buffers": True, "tied": True},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_agrees_with_brute_force(kind: str, seed: int) -> None:
     problem = random_problem(seed, **KINDS[kind])
@@ -121,6 +136,19 @@ def test_same_input_same_answer(seed: int) -> None:
     first, second = search.solve(problem), search.solve(problem)
     assert first.choice == second.choice
     assert first.lower_bound == second.lower_bound
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "free"])
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_merged_nodes_cost_and_use_what_their_members_do(kind: str, seed: int) -> None:
+    problem = random_problem(seed, **KINDS[kind])
+    graph = contract(from_problem(problem))
+    assert graph.memory is not None and problem.usage_limit is not None
+    for choice in itertools.product(*(range(size) for size in graph.sizes)):
+        original = graph.original(choice)
+        assert graph.cost(choice) == pytest.approx(problem.objective(original))
+        assert graph.memory.excess(choice) == pytest.approx(problem.usage(original) - problem.usage_limit)
 
 
 @pytest.mark.parametrize("kind", KINDS)

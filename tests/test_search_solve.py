@@ -97,7 +97,7 @@ def test_contest_instance_that_does_not_fit() -> None:
 
 def test_half_open_intervals() -> None:
     # node 1 starts exactly when node 0 ends: they never share memory; node 2 is never live
-    live = iopddl.live_counts(np.array([[0, 5], [5, 9], [4, 4]]))
+    live = iopddl.live_times(np.array([[0, 5], [5, 9], [4, 4]])).counts()
     assert live.toarray().tolist() == [[1, 0, 0], [0, 1, 0]]
 
 

@@ -264,7 +264,7 @@ def _emit_scatter(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[
         operand = jnp.where(first, operand, jnp.zeros((), operand.dtype))
     if _masked(roles, view):
         shifted, held, valid = _local_indices(op, roles, indices, view, slice_sizes)
-        if math.prod(shape_of(op.inputs[1])[:-1]) == 1:
+        if math.prod(indices.shape[:-1]) == 1:
             # XLA's simplifier reads past the edge when it merges the slice that made the operand with a
             # scatter of one row that is to be dropped; it does not look through a barrier.
             operand = lax.optimization_barrier(operand)

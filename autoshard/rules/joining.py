@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,18 +16,28 @@ from jax import lax
 
 from autoshard.layout import chunk
 from autoshard.program import Op, shape_of
-from autoshard.rules.aligned import adds_up, aligned_rule, is_piece, moved_dims, moves, spread, window
+from autoshard.rules.aligned import adds_up, aligned_rule, is_piece, moved_dims, moves, spread
 from autoshard.rules.dynamic import take
-from autoshard.rules.exchange import fetch, per_device, window_of
+from autoshard.rules.exchange import fetch, gathers, window_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, names, register
 from autoshard.rules.rule import Dims, ShardingRule
+from autoshard.rules.transfers import Segment, assemble, per_device, rounds_of, segments
+
+
+def _windows(op: Op) -> Sequence[tuple[int, int, int]]:
+    """What a concatenation takes, in order: number of the operand, first element, first one behind.
+
+    They are listed where slices are folded into it (`autoshard.shifts`); else it takes its operands whole.
+    """
+    whole = ((i, 0, shape_of(a)[op.params["dimension"]]) for i, a in enumerate(op.inputs))
+    return op.params.get("windows") or list(whole)
 
 
 def _concatenate_rule(op: Op) -> ShardingRule:
     """Small operands are whole along the joined dim, not spread over the devices."""
     axis = op.params["dimension"]
     size = op.outputs[0].shape[axis]
-    joins = len(op.inputs) > 1 and size > 1
+    joins = len(_windows(op)) > 1 and size > 1
     rule = aligned_rule(op, exchange=(axis,) if joins else (), linear=range(len(op.inputs)))
     if not joins:
         return rule
@@ -37,27 +48,50 @@ def _concatenate_rule(op: Op) -> ShardingRule:
     return replace(rule, inputs=tuple(inputs))
 
 
+def _concatenates_more(op: Op, view: LocalView) -> bool:
+    return "windows" in op.params or moves(op, view)
+
+
+def _joined(op: Op, operands: Sequence[Any]) -> Any:
+    """Join what a concatenation takes of operands that are whole along its dim."""
+    axis = op.params["dimension"]
+    return lax.concatenate([lax.slice_in_dim(operands[i], a, b, axis=axis) for i, a, b in _windows(op)], axis)
+
+
 def _emit_concatenate(op: Op, operands: Sequence[Any], view: LocalView) -> Sequence[Any]:
+    if not moves(op, view):
+        return [_joined(op, operands)]
     axis = op.params["dimension"]
     (factor,) = view.rule.outputs[0][axis]
     axes, ways = view.axes(factor), view.ways(factor)
     part = chunk(op.outputs[0].shape[axis], ways)
-    begins = [p * part for p in range(ways)]
-    dims = [own[axis] for own in view.rule.inputs]
-    if not any(dims):
-        return [window_of(lax.concatenate(operands, axis), axis, axes, begins, part)]
-    place = lax.iota(np.int32, part) + per_device(begins, axes)
-    result, offset = None, 0
-    for atom, x, dim in zip(op.inputs, operands, dims, strict=True):
-        size = shape_of(atom)[axis]
-        if not size:
-            continue
-        piece = window(view, factor, x, axis, dim, size, [b - offset for b in begins], part)
-        result = (
-            piece if result is None else jnp.where(spread(place >= offset, piece.shape, axis), piece, result)
-        )
-        offset += size
-    return [result]
+    parts, split = [x.shape[axis] for x in operands], [bool(dims[axis]) for dims in view.rule.inputs]
+    wanted = [_taken(op, parts, split, p, ways) for p in range(ways)]
+    rounds = rounds_of(wanted, parts)
+    if any(split) and not gathers(rounds, list(compress(parts, split)), ways):
+        return [assemble(operands, axis, axes, view.mesh, rounds, part)]
+    whole = [
+        lax.all_gather(x, axes, axis=axis, tiled=True) if s else x
+        for x, s in zip(operands, split, strict=True)
+    ]
+    return [window_of(_joined(op, whole), axis, axes, [p * part for p in range(ways)], part)]
+
+
+def _taken(op: Op, parts: Sequence[int], split: Sequence[bool], p: int, ways: int) -> list[Segment]:
+    """List what the device at p takes for its part of a concatenation: of operands of local extents `parts`."""
+    size = chunk(op.outputs[0].shape[op.params["dimension"]], ways)
+    found: list[Segment] = []
+    offset = 0
+    for i, start, limit in _windows(op):
+        first, last = max(offset, p * size), min(offset + limit - start, (p + 1) * size)
+        at, shift = first - p * size, start - offset
+        offset += limit - start
+        if split[i]:
+            held = [j * parts[i] for j in range(ways)]
+            found += segments(i, held, parts[i], first + shift, last + shift, at)
+        elif first < last:
+            found.append(Segment(i, p, first + shift, at, last - first))
+    return found
 
 
 def _with_axis(op: Op, shape: Sequence[int]) -> tuple[Dims, Dims, dict[str, int]]:
@@ -152,7 +186,7 @@ register(
         name="concatenate",
         kind=Kind.SINGLE,
         rule=_concatenate_rule,
-        special=moves,
+        special=_concatenates_more,
         emit_special=_emit_concatenate,
     ),
     ["concatenate"],

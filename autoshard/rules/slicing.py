@@ -18,9 +18,10 @@ from autoshard.layout import Axes, MeshShape, chunk, mesh_size
 from autoshard.program import Op, Value, shape_of
 from autoshard.rules.aligned import adds_up, aligned_rule, is_piece, moved_dims, moves, spread, window
 from autoshard.rules.dynamic import take
-from autoshard.rules.exchange import fetch, per_device
+from autoshard.rules.exchange import fetch
 from autoshard.rules.registry import Family, Kind, LocalView, register
 from autoshard.rules.rule import ShardingRule
+from autoshard.rules.transfers import per_device
 
 # Slice -----------------------------------------------------------------------------------------------
 

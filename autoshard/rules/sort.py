@@ -19,10 +19,10 @@ from jax import lax
 from autoshard.addresses import cut
 from autoshard.program import Op
 from autoshard.rules.along import along_rule, exchanges, filled
-from autoshard.rules.exchange import permute
 from autoshard.rules.reduction import identity_of
 from autoshard.rules.registry import Family, Kind, LocalView, bind, register
 from autoshard.rules.rule import ShardingRule
+from autoshard.rules.transfers import permute
 
 
 def _rule(op: Op) -> ShardingRule:

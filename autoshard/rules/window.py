@@ -19,7 +19,8 @@ from jax import lax
 
 from autoshard.addresses import cut
 from autoshard.layout import Axes, MeshShape, chunk, mesh_size
-from autoshard.rules.exchange import fetch, per_device
+from autoshard.rules.exchange import fetch
+from autoshard.rules.transfers import per_device
 
 __all__ = ["Cut", "Window", "cut_out", "outside_filled", "view_of"]
 
