@@ -66,6 +66,10 @@ bench: $(STAMP)  ## Run the slow tests.
 bench-partition: $(STAMP)  ## Compare what our programs send with what XLA's partitioner sends; write docs/partition.md.
 	$(BIN)/python -m benchmarks.partition
 
+.PHONY: accuracy
+accuracy: $(STAMP)  ## Compare the cost model with the TPU compiler; write docs/accuracy.md.
+	$(BIN)/python -m benchmarks.accuracy
+
 N ?= 10000
 
 .PHONY: fuzz

@@ -197,6 +197,9 @@ def _traffic(module: Module, computation: Computation, instruction: Instruction)
         return 2 * computation.instructions[instruction.operands[1]].bytes
     if instruction.opcode in ("dynamic-slice", "slice", "gather"):
         return 2 * instruction.bytes
+    if instruction.opcode == "scatter":
+        indices, updates = (computation.instructions[name].bytes for name in instruction.operands[1:3])
+        return indices + 3 * updates
     operands = [computation.instructions[name] for name in instruction.operands]
     if instruction.opcode == "copy-start":
         return 2 * operands[0].bytes
@@ -210,6 +213,7 @@ def _traffic(module: Module, computation: Computation, instruction: Instruction)
     return read + _written_bytes(fused, instruction)
 
 
+_IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 _RENAMES = frozenset({"bitcast", "reshape", "copy", "transpose"})
 
 
@@ -229,7 +233,7 @@ def _read_bytes(module: Module, fused: Computation, value: Instruction) -> int:
                 total += _read_bytes(module, inner, inner.parameters[place])
             elif user.opcode in _RENAMES:
                 total += _read_bytes(module, fused, user)
-            elif user.opcode != "dynamic-update-slice" or place != 0:
+            elif user.opcode not in _IN_PLACE or place != 0:
                 return value.bytes
     return total
 
@@ -240,4 +244,6 @@ def _written_bytes(fused: Computation, instruction: Instruction) -> int:
         root = fused.instructions[root.operands[0]]
     if root.opcode == "dynamic-update-slice":
         return fused.instructions[root.operands[1]].bytes
+    if root.opcode == "scatter":  # reads and writes the rows that it changes
+        return 2 * fused.instructions[root.operands[2]].bytes
     return instruction.bytes
