@@ -1,8 +1,9 @@
 """Price a per-device program: a ledger of kernels and collectives, and the peak of HBM.
 
 `estimate` takes any jaxpr that holds a `shard_map`, also one written by hand. It walks the equations of the
-mapped body: equations of one group (marked by the name scope that the emitter sets) run as one kernel, others
-are clustered by the same rule of thumb that groups a program; a loop's body counts as often as it runs.
+mapped body: equations of one group (marked by the name scope that the emitter sets) run as one kernel, and groups
+share kernels as `autoshard.fusion` says; other equations are kernels of their own. A loop's body counts as often
+as it runs.
 """
 
 from __future__ import annotations
