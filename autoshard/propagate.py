@@ -3,10 +3,11 @@
 Shardings flow through rules forwards and backwards until nothing changes, in four passes to a fix-point each
 (GSPMD, arXiv 2105.04663, section 3.5, and XLA's `sharding_propagation.cc`): through ops that pass their
 operands' dims on; then through products, reductions, lookups and the rest; then backwards through broadcasts;
-last forwards through broadcasts. What a person gave is never changed. A dim that is open takes what arrives
-first, from the larger array where several compete, and later only what splits it finer; an axis is used once per
-array and per group. Batch dims of a product come before others; where its operands, and what is done with its
-result, compete for those, the outcome counts that costs the least resharding.
+last forwards through broadcasts. What an op of a later pass finds goes through all that pass dims on before the
+next op takes its turn. What a person gave is never changed. A dim that is open takes what arrives first, from the
+larger array where several compete, and later only what splits it finer; an axis is used once per array and per
+group. Batch dims of a product come before others; where its operands, and what is done with its result, compete
+for those, the outcome counts that costs the least resharding.
 """
 
 from __future__ import annotations
@@ -120,10 +121,12 @@ class Flow:
         self.links: dict[Value, list[tuple[Value, Callable[[Layout], Layout]]]] = defaultdict(list)
         self.order: list[Group] = []
         self.ends: dict[Group, list[_End]] = {}
+        self.around: dict[Value, list[Group]] = defaultdict(list)  # the groups that read or make a value
         self.trips: dict[Value, int] = {}  # of the loop that holds a value unchanged
         self._collect(block)
         self._follow_copies()
         self.changed = False
+        self.fresh: list[Value] = []  # values that changed and have not been passed on
 
     def _close(self, value: Value, given: Given) -> None:
         self.dims[value] = [axes or () for axes in given]
@@ -159,6 +162,8 @@ class Flow:
             else:
                 self.order.append(item)
                 self.ends[item] = _ends(item)
+                for end in self.ends[item]:
+                    self.around[end.value].append(item)
 
     def _follow_copies(self) -> None:
         """A copy of what is given is given too: what its readers do is no reason to split it."""
@@ -196,7 +201,14 @@ class Flow:
                     self._follow_links(value)
                 for item in (*self.order, *reversed(self.order)):
                     self._through(item, level)
+                    self._pass_on()
                 self._follow_state()
+
+    def _pass_on(self) -> None:
+        """Let what changed go as far as ops pass their dims on, before another op computes by it."""
+        while self.fresh:
+            for item in self.around[self.fresh.pop()]:
+                self._through(item, _PASSING)
 
     def _through(self, item: Group, level: int) -> None:
         """Let the values of a group give to it, and it to them."""
@@ -310,6 +322,7 @@ class Flow:
                 own[d] = axes
         if own != before:
             self.changed = True
+            self.fresh.append(value)
             self._follow_links(value)
 
     def _follow_links(self, value: Value) -> None:

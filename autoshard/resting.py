@@ -3,24 +3,28 @@
 Completion says how every group computes. What is left open is where a value rests between its maker and its
 readers: a gathered weight serves several products, a weight that is whole anyway serves one product whole and
 another in slices, and a loop that reads the same operand at every trip can have it gathered once before it
-starts. Each such value takes the layout that costs least in all, by the prices of the resharding itself. Partial
-results that are added up rest unreduced until they are.
+starts. Each such value takes the layout that costs least in all, by the prices of the resharding itself. What is
+made of a copy alone, as a weight reversed for the gradient of a convolution, may be made where the copy rests:
+then one gathered copy serves both. Partial results that are added up rest unreduced until they are.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autoshard.annotations import Pins
 from autoshard.boundary import Boundary, boundaries
 from autoshard.groups import PARTIAL, Block, Group
 from autoshard.layout import Layout, local_shape
 from autoshard.partition.emitter import Decisions
+from autoshard.partition.kernels import kernel_costs
+from autoshard.partition.price import Cost
 from autoshard.partition.reshard import Resharder
 from autoshard.program import Atom, Op, Value
-from autoshard.rules import Kind
+from autoshard.rules import Assignment, Kind
+from autoshard.rules.rule import Dims
 
 __all__ = ["settle", "unchanging"]
 
@@ -64,6 +68,7 @@ class _Settling:
         self.assignments = dict(decisions.assignments)
         self.layouts = dict(decisions.layouts)
         self.wants: dict[Value, list[Layout]] = defaultdict(list)
+        self.followers: dict[Value, list[Group]] = defaultdict(list)
         self.makers: dict[Value, tuple[Group, int]] = {}
         self.same: dict[Value, Value] = {}
         for atom, layout in zip(block.outputs, decisions.outputs, strict=True):
@@ -106,17 +111,61 @@ class _Settling:
         else:
             if item.is_copy and item not in self.fixed.groups:
                 self._copy(item)
+            if self._may_follow(item):
+                self.followers[item.inputs[0]].append(item)
+                return
             for i, value in enumerate(item.inputs):
                 self._want(value, item.input_layout(i, self.assignments[item]))
 
     def _copy(self, item: Group) -> None:
-        (value,) = item.outputs
-        if self.wants[value]:
-            best = self._cheapest(value, self._have(item.inputs[0]), self.wants[value])
-            (dims,) = item.rule.outputs
-            self.assignments[item] = {
-                f: axes for d, axes in zip(dims, best.dims, strict=True) for f in d if axes
-            }
+        (value,), (dims,) = item.outputs, item.rule.outputs
+        followers = self.followers[value]
+        own = [reader.input_layout(0, self.assignments[reader]) for reader in followers]
+        if not self.wants[value] and not followers:
+            return
+
+        def seconds(option: Layout) -> float:
+            return sum(self._seconds(value, option, want) for want in self.wants[value]) + sum(
+                self._following(reader, option)[0] for reader in followers
+            )
+
+        best = self._cheapest(value, self._have(item.inputs[0]), [*self.wants[value], *own], seconds)
+        self.assignments[item] = _split(dims, best)
+        for reader in followers:
+            self.assignments[reader] = self._following(reader, best)[1]
+
+    def _may_follow(self, item: Group) -> bool:
+        """Tell a group that makes one value of a copy, dim by dim: it may be split as the copy is."""
+        if len(item.inputs) != 1 or len(item.outputs) != 1 or item.is_copy or item in self.fixed.groups:
+            return False
+        maker = self.makers.get(item.inputs[0])
+        (taken,), (made,) = item.rule.inputs, item.rule.outputs
+        return (
+            maker is not None
+            and maker[0].is_copy
+            and all(len(dim) < 2 for dim in taken)
+            and sorted(taken) == sorted(made)
+            and not item.rule.reduce
+            and PARTIAL not in self.assignments[item]
+        )
+
+    def _following(self, reader: Group, copy: Layout) -> tuple[float, Assignment]:
+        """Price a reader of a copy as it is split, and as the copy is; return the better, with its split."""
+        (value,), (made,) = reader.inputs, reader.outputs
+        stays, follows = self.assignments[reader], _split(reader.rule.inputs[0], copy)
+        options = [a for a in (stays, follows) if a is stays or reader.rule.valid(a, self._mesh)]
+        prices = kernel_costs([(reader, a) for a in options], self.resharder.machine)
+
+        def seconds(split: Assignment, kernel: Cost) -> float:
+            left = reader.output_layout(0, split)
+            return (
+                self._seconds(value, copy, reader.input_layout(0, split))
+                + kernel.seconds
+                + sum(self._seconds(made, left, want) for want in self.wants[made])
+            )
+
+        found = [(seconds(a, kernel), a) for a, kernel in zip(options, prices, strict=True)]
+        return min(found, key=lambda entry: entry[0])
 
     def _control(self, item: Group, boundary: Boundary) -> None:
         (op,) = item.ops
@@ -133,21 +182,27 @@ class _Settling:
 
     def _hoist(self, atom: Value, inner: Value, trips: int) -> None:
         """Reshard an operand before a loop rather than at every trip, where that is cheaper and fits."""
-        best = self._cheapest(atom, self._have(atom), self.wants[inner], trips)
+        wants = self.wants[inner]
+        best = self._cheapest(
+            atom,
+            self._have(atom),
+            wants,
+            lambda option: trips * sum(self._seconds(atom, option, want) for want in wants),
+        )
         more = self._bytes(inner, best) - self._bytes(inner, self.layouts[inner])
         if more <= self.free_bytes:
             self.layouts[inner] = best
             self.free_bytes -= max(0.0, more)
 
-    def _cheapest(self, value: Value, have: Layout, wants: Sequence[Layout], times: int = 1) -> Layout:
-        """Choose between the layout that a value has and those that its readers want."""
+    def _cheapest(
+        self, value: Value, have: Layout, wants: Sequence[Layout], behind: Callable[[Layout], float]
+    ) -> Layout:
+        """Choose between the layout that a value has and those that its readers want.
 
-        def seconds(option: Layout) -> float:
-            return self._seconds(value, have, option) + times * sum(
-                self._seconds(value, option, want) for want in wants
-            )
-
-        return min(dict.fromkeys([*wants, Layout(have.dims)]), key=seconds)
+        `behind` is the price of what follows from a choice.
+        """
+        options = dict.fromkeys([*wants, Layout(have.dims)])
+        return min(options, key=lambda option: self._seconds(value, have, option) + behind(option))
 
     def _seconds(self, value: Value, source: Layout, target: Layout) -> float:
         return self.resharder.inside(value.manual).find(value.shape, value.dtype, source, target).seconds
@@ -171,3 +226,8 @@ class _Settling:
 
     def _bytes(self, value: Value, layout: Layout) -> float:
         return self.resharder.machine.bytes_of(local_shape(value.shape, layout, self._mesh), value.dtype)
+
+
+def _split(dims: Dims, layout: Layout) -> Assignment:
+    """Split the factors of dims as a layout does: one factor a dim."""
+    return {f: axes for dim, axes in zip(dims, layout.dims, strict=True) for f in dim if axes}

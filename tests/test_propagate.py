@@ -1,6 +1,7 @@
 """Completion: annotations are kept, it reaches a fix-point, and the known cases come out as people do them."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -333,3 +334,37 @@ def test_a_product_gathers_its_weight_where_that_sends_less_than_its_partial_sum
         {"data": 8},
     )
     assert collectives(plan) == [("all_gather", ("data",))] and plan.out_specs == P("data")
+
+
+def test_what_a_product_finds_is_passed_on_before_the_next_op_computes() -> None:
+    """A batch meets a table split by vocabulary over the same axis: the scores' gradient keeps their split.
+
+    Its scatter knows by itself only how the batch is split.
+    """
+    b, v, m = 1024, 32768, 512
+
+    def loss(table: Any, x: Any, wanted: Any) -> Any:
+        scores = jax.nn.log_softmax(x @ table.T)
+        return -jnp.mean(jnp.take_along_axis(scores, wanted[:, None], axis=-1))
+
+    tokens = jax.ShapeDtypeStruct((b,), jnp.int32)
+    plan = evaluated(
+        jax.grad(loss, (0, 1)), (f32(v, m), f32(b, m), tokens), (P("data"), P("data"), P("data")), {"data": 8}
+    )
+    assert max(math.prod(c.shape) for c in plan.estimate.collectives) == b * m
+
+
+def test_a_filter_that_both_passes_of_a_convolution_read_is_gathered_once() -> None:
+    """The gradient reads it reversed: it is reversed where it lies gathered."""
+
+    def loss(w: Any, x: Any) -> Any:
+        y = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jnp.square(y).sum()
+
+    plan = evaluated(
+        jax.grad(loss, (0, 1)),
+        (f32(3, 3, 64, 64), f32(64, 16, 16, 64)),
+        (P(None, None, "data"), P("data")),
+        {"data": 8},
+    )
+    assert [c.shape for c in plan.estimate.collectives if c.kind == "all_gather"] == [(3, 3, 64, 64)]
