@@ -16,11 +16,12 @@ from autoshard.annotations import assignment_choices, layout_choices, pins, spec
 from autoshard.boundary import free_axes
 from autoshard.fit import smallest_fitting_slice
 from autoshard.meshes import candidate_meshes, resolve_topology
+from autoshard.model import Model
 from autoshard.partition.emitter import Decisions
 from autoshard.plan import Plan
 from autoshard.report.page import size_text
 from autoshard.session import Session, Source
-from autoshard.strategies import Model, build_model
+from autoshard.strategies import build_model
 
 __all__ = ["evaluate", "model_of", "suggest"]
 

@@ -9,10 +9,8 @@ by colour refinement and tied: one node stands for all, with their summed cost.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -20,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import scipy.sparse as sp
 
 import search
 from autoshard.boundary import Boundary, Crossing, boundaries, free_axes
@@ -28,186 +25,18 @@ from autoshard.choices import assignments, layouts, windowed
 from autoshard.fusion import Fusions, Rider, Tail
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, local_shape, replicated
-from autoshard.partition.emitter import Decisions, number_groups
+from autoshard.model import Edge, Model, Node
+from autoshard.partition.emitter import number_groups
 from autoshard.partition.kernels import kernel_costs
 from autoshard.partition.nested import branch_shares
 from autoshard.partition.price import Cost
 from autoshard.partition.reshard import Resharder
 from autoshard.program import Atom, Op, Value, aval_of, shape_of
 from autoshard.rules import Assignment, Kind
-from autoshard.strategies_memory import Tensor, buffers
+from autoshard.strategies_memory import buffers
 from autoshard.ties import tie
 
-__all__ = ["Model", "build_model"]
-
-
-@dataclass(eq=False)
-class _Node:
-    name: str
-    weight: float
-    strategies: list[Any]  # Assignment for a group, Layout for a value
-    costs: np.ndarray
-    group: Group | None = None
-    value: Value | None = None
-    signature: Any = None
-
-
-@dataclass(eq=False)
-class _Edge:
-    source: int
-    target: int
-    value: Value
-    have: list[Layout]  # per strategy of the source
-    want: list[Layout]  # per strategy of the target
-    weight: float
-    moment: tuple[int, int]  # when the resharded copy is live
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Model:
-    """The problem as the program sees it: nodes before tying, and how a solution is read back."""
-
-    problem: search.Problem
-    nodes: list[_Node]
-    class_of: list[int]
-    outputs: list[int]
-    tensors: list[Tensor]
-    edge_tensors: list[tuple[int, np.ndarray, int, int]]  # (tied edge, bytes, start, end)
-    moments: int
-
-    def decisions(self, choice: Sequence[int]) -> Decisions:
-        """Read a choice of strategies as decisions of the partitioner."""
-        picked = [choice[c] for c in self.class_of]
-        groups: dict[Group, Assignment] = {}
-        values: dict[Value, Layout] = {}
-        for node, index in zip(self.nodes, picked, strict=True):
-            if node.group is not None:
-                groups[node.group] = node.strategies[index]
-            elif node.value is not None:
-                values[node.value] = node.strategies[index]
-        outs = tuple(self.nodes[n].strategies[picked[n]] for n in self.outputs)
-        return Decisions(assignments=groups, layouts=values, outputs=outs)
-
-    def preferring_small(self, problem: search.Problem, slack: float) -> search.Problem:
-        """Return the problem with a price on the bytes of the arguments.
-
-        The price is so low that no plan costs more than `slack` for it: it decides between plans that cost
-        the same, and sends the optimum to the one whose arguments take less memory. Half of it is shared
-        out by bytes and half by argument, so that small ones count too.
-        """
-        sizes = {t.node: t.bytes for t in self.tensors if t.start == 0 and t.bytes.max() > 0}
-        total = sum(float(table.max()) for table in sizes.values())
-        costs = list(problem.costs)
-        for node, table in sizes.items():
-            c = self.class_of[node]
-            share = table / total + table / (table.max() * len(sizes))
-            costs[c] = costs[c] + slack / 2 * share
-        return dataclasses.replace(problem, costs=tuple(costs))
-
-    def usage(self, choice: Sequence[int]) -> np.ndarray:
-        """Bytes in use at every moment under a choice."""
-        change = np.zeros(self.moments + 2)
-        for tensor in self.tensors:
-            size = tensor.bytes[choice[self.class_of[tensor.node]]]
-            change[tensor.start] += size
-            change[tensor.end + 1] -= size
-        for edge, table, start, end in self.edge_tensors:
-            i, j = self.problem.edges[edge]
-            size = table[choice[i], choice[j]]
-            change[start] += size
-            change[end + 1] -= size
-        return np.cumsum(change)[: self.moments + 1]
-
-    def floor(self) -> np.ndarray:
-        """Bytes at every moment that no choice goes below: each tensor at its smallest, copies left out."""
-        change = np.zeros(self.moments + 2)
-        for tensor in self.tensors:
-            change[tensor.start] += tensor.bytes.min()
-            change[tensor.end + 1] -= tensor.bytes.min()
-        return np.cumsum(change)[: self.moments + 1]
-
-    def smallest_at(self, moments: Sequence[int], scale: float) -> search.Problem:
-        """Return the problem of using the fewest bytes at some moments; time decides only between equals."""
-        costs = [np.where(np.isfinite(c), 1e-6 * scale * c, math.inf) for c in self.problem.costs]
-        for tensor in self.tensors:
-            count = sum(tensor.start <= m <= tensor.end for m in moments)
-            if count:
-                costs[self.class_of[tensor.node]] += count * tensor.bytes
-        edge_costs = [np.where(np.isfinite(c), 1e-6 * scale * c, math.inf) for c in self.problem.edge_costs]
-        for edge, table, start, end in self.edge_tensors:
-            count = sum(start <= m <= end for m in moments)
-            if count:
-                edge_costs[edge] = edge_costs[edge] + count * table
-        return dataclasses.replace(self.problem, costs=tuple(costs), edge_costs=tuple(edge_costs))
-
-    def with_memory(self, limit: float, moments: Sequence[int]) -> search.Problem:
-        """Return the problem with a memory row for each of some moments."""
-        when = np.asarray(sorted(moments))
-        classes = len(self.problem.costs)
-        usages: list[np.ndarray] = [np.zeros(len(c)) for c in self.problem.costs]
-        tables: dict[int, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
-        for tensor in self.tensors:
-            rows = np.nonzero((when >= tensor.start) & (when <= tensor.end))[0]
-            if len(rows):
-                tables[self.class_of[tensor.node]].append((tensor.bytes, rows))
-        # A class may hold tensors of several sizes: the row counts multiples of a shared unit table, so
-        # each distinct size becomes a node of its own that follows the class through an equality edge.
-        costs = list(self.problem.costs)
-        edges, edge_costs = list(self.problem.edges), list(self.problem.edge_costs)
-        names = list(self.problem.names)
-        live: list[tuple[int, np.ndarray]] = []
-        for c in range(classes):
-            distinct: dict[bytes, list[np.ndarray]] = {}
-            sizes: dict[bytes, np.ndarray] = {}
-            for table, rows in tables.get(c, []):
-                distinct.setdefault(table.tobytes(), []).append(rows)
-                sizes[table.tobytes()] = table
-            for k, (key, found) in enumerate(distinct.items()):
-                if k == 0:
-                    node = c
-                    usages[c] = sizes[key]
-                else:
-                    node = len(costs)
-                    count = len(costs[c])
-                    costs.append(np.zeros(count))
-                    usages.append(sizes[key])
-                    names.append(f"{names[c]} size {k}")
-                    same = np.full((count, count), math.inf)
-                    np.fill_diagonal(same, 0.0)
-                    edges.append((c, node))
-                    edge_costs.append(same)
-                live.append((node, np.concatenate(found)))
-        matrix = _counts(live, len(when), len(costs))
-        edge_live: list[tuple[int, np.ndarray]] = []
-        edge_usages: dict[int, np.ndarray] = {}
-        for edge, table, start, end in self.edge_tensors:
-            rows = np.nonzero((when >= start) & (when <= end))[0]
-            if len(rows):
-                # Buffers of tied edges at one moment add up; they share one table per edge.
-                if edge in edge_usages and not np.array_equal(edge_usages[edge], table):
-                    edge_usages[edge] = np.maximum(edge_usages[edge], table)
-                else:
-                    edge_usages[edge] = table
-                edge_live.append((edge, rows))
-        return search.Problem(
-            costs=tuple(costs),
-            edges=tuple(edges),
-            edge_costs=tuple(edge_costs),
-            names=tuple(names),
-            usages=tuple(usages),
-            live=matrix,
-            edge_usages=edge_usages,
-            edge_live=_counts(edge_live, len(when), len(edges)) if edge_usages else None,
-            usage_limit=limit,
-        )
-
-
-def _counts(entries: Sequence[tuple[int, np.ndarray]], rows: int, columns: int) -> sp.csr_array:
-    at = np.concatenate([r for _, r in entries]) if entries else np.zeros(0, int)
-    to = np.concatenate([np.full(len(r), c) for c, r in entries]) if entries else np.zeros(0, int)
-    return sp.csr_array(
-        sp.coo_array((np.ones(len(at)), (at.astype(int), to.astype(int))), shape=(rows, columns))
-    )
+__all__ = ["build_model"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -240,8 +69,8 @@ class _Builder:
         self.state, self.donated, self.loop_trips = state, donated, loop_trips
         self.numbers = number_groups(block)
         self.fusions = fusions
-        self.nodes: list[_Node] = []
-        self.edges: list[_Edge] = []
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
         self.origin: dict[Value, _Origin] = {}
         self.outputs: list[int] = []
         self._tables: dict[Any, np.ndarray] = {}
@@ -261,7 +90,7 @@ class _Builder:
     ) -> int:
         mesh = free_axes(self.machine.mesh, value.manual)
         options = list(options or self.pinned.get(value) or layouts(value.shape, mesh, even=even))
-        node = _Node(
+        node = Node(
             name=name,
             weight=weight,
             strategies=options,
@@ -276,7 +105,7 @@ class _Builder:
     def group_node(self, item: Group, weight: float) -> None:
         signature = group_signature(item)
         options = list(self.allowed.get(item, ())) or self._options(item, signature)
-        node = _Node(
+        node = Node(
             name=f"g{self.numbers[item]}.{item.title}",
             weight=weight,
             strategies=options,
@@ -318,7 +147,7 @@ class _Builder:
             span = (number, number)
         origin = self.origin[value]
         self.edges.append(
-            _Edge(
+            Edge(
                 source=origin.node,
                 target=target,
                 value=value,
@@ -347,7 +176,7 @@ class _Builder:
             else:
                 options = options or layouts(shape_of(atom), self.machine.mesh, even=True)
                 self.nodes.append(
-                    _Node(
+                    Node(
                         name=f"output {j}",
                         weight=1.0,
                         strategies=options,
@@ -360,7 +189,7 @@ class _Builder:
             if isinstance(atom, Value):
                 origin = self.origin[atom]
                 self.edges.append(
-                    _Edge(
+                    Edge(
                         source=origin.node,
                         target=node,
                         value=atom,
@@ -451,7 +280,7 @@ class _Builder:
 
     def _fixed_node(self, atom: Value, name: str) -> int:
         self.nodes.append(
-            _Node(
+            Node(
                 name=name,
                 weight=1.0,
                 strategies=[replicated(len(atom.shape))],
@@ -476,7 +305,7 @@ class _Builder:
                 want = [replicated(len(atom.shape))]
             origin = self.origin[atom]
             self.edges.append(
-                _Edge(
+                Edge(
                     source=origin.node,
                     target=target,
                     value=atom,
@@ -506,7 +335,7 @@ class _Builder:
             if node.group is not None:
                 node.costs = node.costs + node.weight * found[node.signature[:2], node.signature[3:]]
 
-    def edge_table(self, edge: _Edge) -> np.ndarray:
+    def edge_table(self, edge: Edge) -> np.ndarray:
         value = edge.value
         shared = self.fusions.riders.get(value) or self.fusions.tail(value, self.nodes[edge.target].group)
         key = (value.shape, value.dtype, value.manual, tuple(edge.have), tuple(edge.want), shared)

@@ -20,7 +20,8 @@ from autoshard.program import Value
 from autoshard.rules import Kind
 
 if TYPE_CHECKING:
-    from autoshard.strategies import _Builder, _Edge
+    from autoshard.model import Edge
+    from autoshard.strategies import _Builder
 
 __all__ = ["Tensor", "buffers"]
 
@@ -199,7 +200,7 @@ class _Buffers:
                 self.extend(edge, end)
             self.reshard(edge, start, end)
 
-    def extend(self, edge: _Edge, end: int) -> None:
+    def extend(self, edge: Edge, end: int) -> None:
         root = self.find(edge.value)
         for i, tensor in enumerate(self.tensors):
             if tensor.node == self.builder.origin[root].node and tensor.end < end:
@@ -207,7 +208,7 @@ class _Buffers:
                     node=tensor.node, bytes=tensor.bytes, start=tensor.start, end=end, name=tensor.name
                 )
 
-    def reshard(self, edge: _Edge, start: int, end: int) -> None:
+    def reshard(self, edge: Edge, start: int, end: int) -> None:
         i, j = self.class_of[edge.source], self.class_of[edge.target]
         if i == j:
             return

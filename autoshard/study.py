@@ -16,12 +16,13 @@ from autoshard.choices import layouts
 from autoshard.errors import AutoshardError
 from autoshard.grouping import Group
 from autoshard.layout import Axes, Layout, mesh_size, replicated
+from autoshard.model import Model
 from autoshard.program import Value
 from autoshard.recipes import Recipe, Site, keep, site_of_group, site_of_value
 from autoshard.roles import Roles
 from autoshard.rules import Kind
 from autoshard.session import Session
-from autoshard.strategies import Model, build_model
+from autoshard.strategies import build_model
 
 __all__ = ["BaselineError", "Study"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autoshard.strategies import _Edge, _Node
+    from autoshard.model import Edge, Node
 
 __all__ = ["tie"]
 
@@ -18,7 +18,7 @@ TIE_COPIES = 3
 TIE_ABOVE = 1000
 
 
-def tie(nodes: Sequence[_Node], edges: Sequence[_Edge]) -> list[int]:
+def tie(nodes: Sequence[Node], edges: Sequence[Edge]) -> list[int]:
     """Give nodes that repeat the same class: equal signatures and equal surroundings."""
     if len(nodes) <= TIE_ABOVE:
         return list(range(len(nodes)))

@@ -10,8 +10,8 @@ import pytest
 
 import search
 from autoshard.layout import replicated
+from autoshard.model import Model
 from autoshard.planner import model_of
-from autoshard.strategies import Model
 from tests.helpers.running import session_of
 
 
