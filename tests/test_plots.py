@@ -36,7 +36,7 @@ def _loss(up: jax.Array, down: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]
 
 @functools.cache
 def _plans() -> tuple[autoshard.Plan, ...]:
-    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((512, 2048), (2048, 512), (8192, 512))]
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((512, 2048), (2048, 512), (32768, 512))]
     found = [
         autoshard.evaluate(
             _loss, *shapes, topology="v3:2x2", mesh={"data": 4, "model": 2}, in_specs=specs, name=name

@@ -180,15 +180,12 @@ class Ledger:
                 whole = tag is not None and len(pieces[tag[0]]) == 1
                 self._kernel(tag, eqns, used, count, whole)
             number = _number(tag, eqns[0])
-            if number in self.fused and len(pieces[number]) > 1 and pieces[number][-1] == i:
-                self._ends_in_pieces(number, eqns[-1].outvars[-1], count)
-
-    def _ends_in_pieces(self, number: int, result: Any, count: float) -> None:
-        """A product in several kernels, with an exchange between: what follows it is a kernel of its own."""
-        tail = self.fused[number].tail
-        if tail is not None:
-            self._enter("apart", self.machine.apart_cost(result, tail), number, count)
-            self.tails[result] = tail
+            tail = self.fused.get(number, PLAIN).tail
+            if tail is not None and len(pieces[number]) > 1 and pieces[number][-1] == i:
+                # A product in several kernels, with an exchange between: what follows it is one more.
+                result = eqns[-1].outvars[-1]
+                self._enter("apart", self.machine.apart_cost(result, tail), number, count)
+                self.tails[result] = tail
 
     def _scanned(self, eqn: Equation, times: float) -> None:
         """Price the copies of what a scan slices and stacks."""
