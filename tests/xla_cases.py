@@ -161,9 +161,10 @@ tests/xla_cases.py holds these records as programs. tests/test_xla.py fails when
 _TAIL = """
 ## What `plan.jit` does about it
 
-- Dims that the windows of a convolution, of pooling and of its gradients slide over stay whole, and so do dims that a slice
-  cuts with strides and that a pad fills between elements (`autoshard.partition.misread`). `plan.spmd` splits them; under
-  `plan.jit` such a plan sends more than estimated, which `validate(level="compile")` shows.
+- Dims that the windows of pooling and of its gradients slide over stay whole, those of a convolution where its filter or
+  features are split, too, and those that a slice cuts with strides or that a pad fills between elements
+  (`autoshard.partition.misread`). `plan.spmd` splits them; under `plan.jit` such a plan sends more than estimated, which
+  `validate(level="compile")` shows.
 - A partial sum is constrained, without the axes that it is partial over, before the constraint that scatters it.
 
 Slices without strides, pads at the ends only, concatenations, tiles, reversals, reshapes, dynamic slices, sorts, top_k and

@@ -271,8 +271,9 @@ class _Constrained(AbstractEmitter):
         self.resharder, self.mesh = resharder, mesh
 
     def split(self, item: Group) -> Assignment:
-        kept_whole = _misread(item)
-        return {f: axes for f, axes in super().split(item).items() if f not in kept_whole}
+        assignment = super().split(item)
+        kept_whole = _misread(item, assignment)
+        return {f: axes for f, axes in assignment.items() if f not in kept_whole}
 
     def move(self, array: Any, value: Value, have: Layout, want: Layout) -> Any:
         # A factor that was left whole leaves no partial sums over its axes.
@@ -290,7 +291,7 @@ class _Constrained(AbstractEmitter):
 
     def compute(self, item: Group, operands: Sequence[Any], assignment: Assignment) -> list[Any]:
         layouts = [item.output_layout(j, assignment) for j in range(len(item.outputs))]
-        if _misread(item):
+        if _misread(item, super().split(item)):
             have = [item.input_layout(i, assignment) for i in range(len(item.inputs))]
             operands = [self._constrain(x, Layout(y.dims)) for x, y in zip(operands, have, strict=True)]
             layouts = [Layout(y.dims) for y in layouts]
@@ -322,12 +323,13 @@ class _Constrained(AbstractEmitter):
         return lax.with_sharding_constraint(array, NamedSharding(self.mesh, to_spec(layout)))
 
 
-def _misread(item: Group) -> frozenset[str]:
+def _misread(item: Group, assignment: Assignment) -> frozenset[str]:
     """Return the factors of a group that XLA's partitioner must find whole."""
+    split = {g for g, axes in assignment.items() if axes}
     return frozenset(
         factors[f]
         for op, rule, factors in zip(item.ops, item.op_rules, item.factors, strict=True)
-        for f in misread(op, rule)
+        for f in misread(op, rule, {f for f, g in factors.items() if g in split})
         if f in factors
     )
 

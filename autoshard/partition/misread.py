@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from autoshard.program import Op
 from autoshard.rules import ShardingRule
 
@@ -10,17 +12,21 @@ __all__ = ["misread"]
 _WINDOWED = ("reduce_window", "select_and_scatter", "select_and_gather")
 
 
-def misread(op: Op, rule: ShardingRule) -> frozenset[str]:
-    """Return the factors that must stay whole when XLA's partitioner splits the op.
+def misread(op: Op, rule: ShardingRule, split: Collection[str]) -> frozenset[str]:
+    """Return the factors that must stay whole when XLA's partitioner splits the op along those in `split`.
 
     They run along the dims that a window slides over: those of pooling and its gradients, of convolutions
-    unless every window has its own part of the input, of slices with strides and of pads between elements.
+    whose filter or features are split, too, of slices with strides and of pads between elements.
     """
     moved = frozenset({*rule.exchange, *rule.reduce})
     if op.name == "conv_general_dilated":
         numbers = op.params["dimension_numbers"]
-        operands = zip(rule.inputs, (numbers.lhs_spec, numbers.rhs_spec), strict=True)
-        return moved & {f for dims, spec in operands for d in spec[2:] for f in dims[d]}
+        left, right = rule.inputs
+        filters = {f for dim in right for f in dim}
+        if not filters & set(split):
+            return frozenset()
+        dims = [left[d] for d in numbers.lhs_spec[2:]] + [right[d] for d in numbers.rhs_spec[2:]]
+        return moved & {f for dim in dims for f in dim}
     if op.name == "slice":
         strides = op.params["strides"] or ()
         return moved if any(n > 1 for n in strides) else frozenset()
