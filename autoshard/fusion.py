@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import cost_models as cm
 from autoshard.groups import Block, Group
@@ -78,7 +79,8 @@ class Fused:
       tail: of a product, what ends its kernel.
       within: of a group that ends a product's kernel, that tail.
       slices: of a scan, how the slices of what it scans are read in place; None for one that is copied.
-      stacks: of a scan, which results of a turn are copied to where they are stacked.
+      stacks: of a scan, how often each result that it stacks is copied: once where a turn does not make it in place,
+        once more where the stack replaces an array that the same scan slices, and so must wait for its end.
 
     """
 
@@ -87,7 +89,7 @@ class Fused:
     tail: Tail | None = None
     within: Tail | None = None
     slices: tuple[Rider | None, ...] = ()
-    stacks: tuple[bool, ...] = ()
+    stacks: tuple[int, ...] = ()
 
     @property
     def runs(self) -> bool:
@@ -123,17 +125,27 @@ class Fusions:
 PLAIN = Fused()
 
 
-def fusions_of(block: Block, *, tails: bool = True) -> Fusions:
+def fusions_of(block: Block, *, tails: bool = True, replaced: Mapping[int, int] | None = None) -> Fusions:
     """Find which groups of a program, and of the bodies of its loops, share kernels.
 
     Args:
       block: the grouped program.
       tails: whether kernels of products may end in other work; one that runs as a ring of steps does not.
+      replaced: outputs that take the place of donated inputs: output position -> input position.
 
     """
     scans = [item for item in block.walk() if item.kind is Kind.CONTROL and item.ops[0].name == "scan"]
     bodies = {body: _Analysis(body, tails) for body in _blocks(block)}
     scanned = {item: bodies[item.blocks[0]].scanned(item.ops[0]) for item in scans}
+    top = bodies[block]
+    source = {top.rooted(block.outputs[j]): block.inputs[i] for j, i in (replaced or {}).items()}
+    for item in (s for s in scans if s in top.block.groups):
+        (op,) = item.ops
+        read = {top.rooted(v) for v in op.inputs[op.params["num_consts"] + op.params["num_carry"] :]}
+        stacked = op.outputs[op.params["num_carry"] :]
+        waits = [source.get(v) in read for v in stacked]
+        stacks = tuple(n + wait for n, wait in zip(scanned[item].stacks, waits, strict=True))
+        scanned[item] = replace(scanned[item], stacks=stacks)
     found = [analysis.run() for analysis in bodies.values()]
     return Fusions(
         groups={g: f for one in found for g, f in one.groups.items()} | scanned,
@@ -167,8 +179,9 @@ class _Analysis:
         self.bases: dict[Value, int] = {}
         self.dear: set[Rider] = set()  # those that take more than cheap operations
 
-    def rooted(self, value: Value) -> Value:
-        return self.root.get(value, value)
+    def rooted(self, value: Any) -> Any:
+        """The value that a value is a copy of; literals are no copies."""
+        return self.root.get(value, value) if isinstance(value, Value) else value
 
     def run(self) -> Fusions:
         for item in self.block.groups:
@@ -215,7 +228,7 @@ class _Analysis:
                 self.riders[value] = Rider(reads=((self.number(value), itemsize(value.dtype)),), work=0.0)
         return Fused(
             slices=tuple(self.riders.get(v) for v in self.block.inputs[consts + carries :]),
-            stacks=tuple(not made_in_place(a) for a in self.block.outputs[carries:]),
+            stacks=tuple(int(not made_in_place(a)) for a in self.block.outputs[carries:]),
         )
 
     def ride(self, item: Group) -> None:

@@ -217,7 +217,9 @@ class Session:
     @cached_property
     def fusions(self) -> Fusions:
         """Groups that share kernels, and values that are not stored."""
-        return fusions_of(self.source.block, tails=not self.windowed_einsum)
+        source = self.source
+        replaced = {j: i for j, i in source.state.items() if source.donated[i]}
+        return fusions_of(source.block, tails=not self.windowed_einsum, replaced=replaced)
 
     @cached_property
     def resharder(self) -> Resharder:

@@ -249,17 +249,17 @@ class _Builder:
         (op,) = item.ops
         fused = self.fusions.of(item)
         first = op.params["num_consts"] + op.params["num_carry"]
-        slices = zip((r is None for r in fused.slices), item.blocks[0].inputs[first:], strict=True)
+        slices = zip((int(r is None) for r in fused.slices), item.blocks[0].inputs[first:], strict=True)
         stacks = zip(fused.stacks, op.outputs[op.params["num_carry"] :], strict=True)
         for lead, pairs in ((0, slices), (1, stacks)):
-            for copied, value in pairs:
-                if copied:
+            for copies, value in pairs:
+                if copies:
                     origin = self.origin[value]
                     shape, prices = value.shape[lead:], []
                     for x in origin.layouts:
                         local = local_shape(shape, Layout(x.dims[lead:]), self.machine.mesh)
                         var = SimpleNamespace(aval=jax.ShapeDtypeStruct(local, value.dtype))
-                        prices.append(weight * self.machine.copying_cost(var).seconds)
+                        prices.append(weight * copies * self.machine.copying_cost(var).seconds)
                     node = self.nodes[origin.node]
                     node.costs = node.costs + np.array(prices)
 

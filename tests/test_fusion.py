@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import autoshard
 from autoshard.fusion import Fusions, fusions_of
 from autoshard.grouping import Block, Group, group
 from autoshard.partition.emitter import Decisions
@@ -134,9 +135,28 @@ def test_a_scan_copies_slices_that_several_kernels_read_and_what_products_stack(
     args = (X, (stacked, jax.ShapeDtypeStruct((4, 64, 128), jnp.float32)))
     block, fusions = found_in(lambda x, given: lax.scan(step, x, given), *args)
     scan = fusions.of(titled(block, "scan"))
-    assert [r is not None for r in scan.slices] == [True, False] and scan.stacks == (True,)
+    assert [r is not None for r in scan.slices] == [True, False] and scan.stacks == (1,)
     titles = [e.title for e in priced(lambda x, given: lax.scan(step, x, given), *args).entries]
     assert titles.count("slice of a scan") == 1 and titles.count("stack of a scan") == 1
+
+
+def test_a_stack_that_replaces_what_its_scan_slices_is_copied_at_the_end() -> None:
+    def fn(x: jax.Array, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(x: jax.Array, old: jax.Array) -> tuple[jax.Array, jax.Array]:
+            new = lax.dynamic_update_slice(old, x[:1], (3, 0))
+            return jnp.tanh(new @ new.T @ x), new
+
+        return lax.scan(step, x, cache)
+
+    args = (jax.ShapeDtypeStruct((128, 128), jnp.float32), jax.ShapeDtypeStruct((4, 128, 128), jnp.float32))
+    given, kept = (
+        autoshard.evaluate(fn, *args, topology="v3", mesh={"a": 4}, donate_argnums=donated)
+        for donated in ((1,), ())
+    )
+    copies = [
+        sum(e.count for e in plan.estimate.entries if e.title == "stack of a scan") for plan in (given, kept)
+    ]
+    assert copies == [8, 4]
 
 
 @pytest.mark.parametrize("order", [(1, 0), (0, 2, 1)])

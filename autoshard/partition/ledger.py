@@ -199,9 +199,9 @@ class Ledger:
             else:
                 self.riders[var] = rider
                 self.unstored[var] = []
-        for var, copied in zip(body.outvars[carries:], fused.stacks, strict=True):
-            if copied:
-                self._enter("stack of a scan", self.machine.copying_cost(var), number, times)
+        for var, copies in zip(body.outvars[carries:], fused.stacks, strict=True):
+            if copies:
+                self._enter("stack of a scan", self.machine.copying_cost(var), number, times * copies)
 
     def _overlapped(self, eqn: Equation, count: float) -> None:
         """A loop whose collectives run beside its kernels: what they take longer than these is exposed."""
