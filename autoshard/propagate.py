@@ -123,10 +123,10 @@ class Flow:
         self.ends: dict[Group, list[_End]] = {}
         self.around: dict[Value, list[Group]] = defaultdict(list)  # the groups that read or make a value
         self.trips: dict[Value, int] = {}  # of the loop that holds a value unchanged
-        self._collect(block)
-        self._follow_copies()
         self.changed = False
         self.fresh: list[Value] = []  # values that changed and have not been passed on
+        self._collect(block)
+        self._follow_copies()
 
     def _close(self, value: Value, given: Given) -> None:
         self.dims[value] = [axes or () for axes in given]
