@@ -70,6 +70,12 @@ bench-partition: $(STAMP)  ## Compare what our programs send with what XLA's par
 accuracy: $(STAMP)  ## Compare the cost model with the TPU compiler; write docs/accuracy.md.
 	$(BIN)/python -m benchmarks.accuracy
 
+IOPDDL ?= ../shared/data/iopddl
+
+.PHONY: bench-iopddl
+bench-iopddl: $(STAMP)  ## Solve the contest's instances in IOPDDL=FOLDER; write docs/iopddl.md.
+	$(BIN)/python -m benchmarks.iopddl "$(IOPDDL)"
+
 N ?= 10000
 
 .PHONY: fuzz

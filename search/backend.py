@@ -9,7 +9,8 @@ Reference: Q. Huangfu and J. A. J. Hall, Parallelizing the dual revised simplex 
 import datetime
 import math
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from ortools.math_opt.python import mathopt  # type: ignore[import-untyped]
 
 from search.problem import Floats
 from search.program import Program
+
+GRACE = 1.0  # seconds beyond its limit that the solver is waited for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,6 +56,7 @@ def run(
     gap: float = 0.0,
     seed: int = 0,
     start: Floats | None = None,
+    aside: Callable[[], bool] | None = None,
 ) -> Answer:
     """Solve a program, or its linear relaxation.
 
@@ -63,6 +67,7 @@ def run(
         gap: relative gap at which the integer search may stop.
         seed: of the solver's random numbers.
         start: `[num_binary]` values of a known solution to start from.
+        aside: a piece of work to repeat while the solver runs in its thread, until it returns False.
 
     Returns:
         The answer.
@@ -71,10 +76,12 @@ def run(
         KeyboardInterrupt: as it came; the solver's thread dies at its own time limit.
 
     """
+    deadline = time.perf_counter() + seconds
     size = float(np.abs(program.cost).max(initial=0.0))
     scale = 1.0 if size == 0 else 2.0 ** -math.floor(math.log2(size / 1e3))
     model = mathopt.Model.from_model_proto(_proto(program, integer, scale))
     variables = list(model.variables())
+    seconds = deadline - time.perf_counter()  # as filling the model took some
     parameters = mathopt.SolveParameters(
         time_limit=datetime.timedelta(seconds=max(seconds, 0.01)),
         random_seed=seed,
@@ -86,7 +93,17 @@ def run(
         known = {variables[k]: float(v) for k, v in enumerate(start)}
         hints = [mathopt.SolutionHint(variable_values=known)]
     extra = mathopt.ModelSolveParameters(solution_hints=hints)
-    result = _interruptible(model, parameters, extra)
+    result = _interruptible(model, parameters, extra, deadline + GRACE, aside)
+    if result is None:
+        return Answer(
+            values=None,
+            objective=math.inf,
+            bound=-math.inf,
+            reduced_costs=None,
+            duals=None,
+            infeasible=False,
+            complete=False,
+        )
     reason = result.termination.reason
     infeasible = reason in (
         mathopt.TerminationReason.INFEASIBLE,
@@ -114,9 +131,16 @@ def run(
 
 
 def _interruptible(
-    model: mathopt.Model, parameters: mathopt.SolveParameters, extra: mathopt.ModelSolveParameters
-) -> mathopt.SolveResult:
-    """Solve in a daemon thread, waiting in slices that let a KeyboardInterrupt through."""
+    model: mathopt.Model,
+    parameters: mathopt.SolveParameters,
+    extra: mathopt.ModelSolveParameters,
+    deadline: float,
+    aside: Callable[[], bool] | None,
+) -> mathopt.SolveResult | None:
+    """Solve in a daemon thread, waiting in slices that let a KeyboardInterrupt through.
+
+    HiGHS may overlook its time limit for minutes; then there is no result, and the thread dies with the process.
+    """
     results: list[mathopt.SolveResult] = []
     errors: list[BaseException] = []
 
@@ -130,7 +154,11 @@ def _interruptible(
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(0.1)
+        if aside is None or not aside():
+            aside = None
+            thread.join(0.1)
+        if time.perf_counter() > deadline:
+            return None
     if errors:
         raise errors[0]
     return results[0]

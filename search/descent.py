@@ -5,6 +5,7 @@ move of the whole plan is one `argmin`.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,30 @@ import numpy.typing as npt
 from search.graph import Graph
 from search.memory import Ints
 from search.problem import Floats
+
+
+@dataclass(kw_only=True, eq=False)
+class State:
+    """A plan with what moves need to know of it.
+
+    Args:
+        choice: strategy position per node.
+        local: per strategy (flat) its cost against the neighbours' present strategies.
+        excess: bytes above the room per memory row.
+        cost: of the plan.
+
+    """
+
+    choice: list[int]
+    local: Floats
+    excess: Floats
+    cost: float
+
+    def copy(self) -> "State":
+        """Return a state that moves apart from this one."""
+        return State(
+            choice=list(self.choice), local=self.local.copy(), excess=self.excess.copy(), cost=self.cost
+        )
 
 
 class Descent:
@@ -34,47 +59,62 @@ class Descent:
         memory = graph.memory
         self._buffered = {n for pair, _ in memory.buffers for n in pair} if memory else set()
 
+    def state(self, plan: Sequence[int]) -> State:
+        """Prepare a plan for moves."""
+        choice = list(plan)
+        memory = self._graph.memory
+        return State(
+            choice=choice,
+            local=self._local(choice),
+            excess=memory.excess(choice) if memory else np.zeros(0),
+            cost=self._graph.cost(choice),
+        )
+
     def repair(self, plan: Sequence[int]) -> list[int] | None:
+        """Return the plan after `mend`, or None when the moves do not get there."""
+        state = self.state(plan)
+        return state.choice if self.mend(state) else None
+
+    def polish(self, plan: Sequence[int], *, ties: bool = False) -> list[int]:
+        """Return the plan, which fits, after `improve`."""
+        state = self.state(plan)
+        self.improve(state, ties=ties)
+        return state.choice
+
+    def mend(self, state: State) -> bool:
         """Move nodes to leaner strategies, least extra cost per byte first, until the plan fits.
 
         Small graphs look at every strategy after each move; large ones make a batch of moves in between.
 
         Args:
-            plan: any choice.
+            state: any plan.
 
         Returns:
-            A plan that fits, or None when the moves do not get there.
+            Whether it fits now.
+
         """
         memory = self._graph.memory
-        choice = list(plan)
         if memory is None:
-            return choice
-        local = self._local(choice)
-        at = self._starts[:-1] + np.array(choice, dtype=np.int64)
-        excess = memory.excess(choice)
-        batch = max(1, len(choice) // 400)
-        for _ in range(min(2000, 16 + 4 * len(choice))):
+            return True
+        batch = max(1, len(state.choice) // 400)
+        for _ in range(min(2000, 16 + 4 * len(state.choice))):
             if self._expired():
-                return None
-            over = np.where(excess > memory.tolerance, excess, 0.0)
+                return False
+            over = np.where(state.excess > memory.tolerance, state.excess, 0.0)
             if not over.any():
-                return choice
-            moves = self._leaner(local, at, over)
+                return True
+            moves = self._leaner(state, over)
             if not len(moves):
-                return None
+                return False
             for move in moves[:batch].tolist():
                 node = int(self._node[move])
-                if batch > 1 and not self._still_over(node, excess, local[move]):
-                    continue
-                was = choice[node]
-                self._move(local, choice, node, move - int(self._starts[node]))
-                excess = self._after(excess, choice, node, was)
-                at[node] = move
-        return None
+                if batch == 1 or self._still_over(node, state, move):
+                    self.move(state, node, move - int(self._starts[node]))
+        return False
 
-    def _leaner(self, local: Floats, at: Ints, over: Floats) -> Ints:
+    def _leaner(self, state: State, over: Floats) -> Ints:
         """Rank the moves that free bytes where they lack: free ones first, then by cost per useful byte."""
-        memory = self._graph.memory
+        memory, local, at = self._graph.memory, state.local, self._at(state)
         assert memory is not None
         weight = memory.priced(over / memory.scale)[: len(self._node)]
         gain = weight[at][self._node] - weight
@@ -90,64 +130,68 @@ class Descent:
         best: Ints = ranked[np.sort(first)]
         return best
 
-    def _still_over(self, node: int, excess: Floats, cost: float) -> bool:
+    def _at(self, state: State) -> Ints:
+        """Flat position of each node's present strategy."""
+        at: Ints = self._starts[:-1] + np.array(state.choice, dtype=np.int64)
+        return at
+
+    def _still_over(self, node: int, state: State, move: int) -> bool:
         memory = self._graph.memory
         assert memory is not None
         profile = memory.nodes[node]
-        if not np.isfinite(cost) or not len(profile.starts):
+        if not np.isfinite(state.local[move]) or not len(profile.starts):
             return False
-        worst = np.maximum.reduceat(excess, profile.starts)
+        worst = np.maximum.reduceat(state.excess, profile.starts)
         return bool(worst[profile.loads.any(axis=1)].max(initial=0.0) > memory.tolerance)
 
-    def polish(self, plan: Sequence[int], *, passes: int = 20, ties: bool = False) -> list[int]:
-        """Give each node in turn its cheapest strategy that still fits, until nothing changes.
+    def improve(self, state: State, *, ties: bool = False) -> None:
+        """Give nodes their cheapest strategy that still fits, until none can change.
 
         Args:
-            plan: fits.
-            passes: most rounds over the nodes.
+            state: fits, and does so afterwards.
             ties: also move to a lower position at equal cost (relative rounding 1e-12).
 
-        Returns:
-            A plan that fits and costs no more.
-
         """
-        choice = list(plan)
-        memory = self._graph.memory
-        local = self._local(choice)
-        excess = memory.excess(choice) if memory else np.zeros(0)
-        scale = abs(self._graph.cost(choice)) * 1e-12 if ties else 0.0
-        for _ in range(passes):
-            moved = False
-            if self._expired():
-                break
-            for node, size in enumerate(self._graph.sizes):
-                if size < 2:
+        scale = abs(state.cost) * 1e-12 if ties else 0.0
+        for _ in range(20):
+            if self._expired() or not self._pass(state, scale, ties):
+                return
+
+    def _pass(self, state: State, scale: float, ties: bool) -> bool:
+        """Look once at every node that could improve; whether one did."""
+        moved = False
+        if not len(state.choice):
+            return moved
+        least = np.minimum.reduceat(state.local, self._starts[:-1])
+        present = state.local[self._at(state)]
+        hopeful = np.flatnonzero(least <= present + scale if ties else least < present)
+        for node in hopeful.tolist():
+            now = state.choice[node]
+            costs = state.local[self._starts[node] : self._starts[node + 1]]
+            better = costs < costs[now]
+            if ties:
+                better[:now] |= costs[:now] <= costs[now] + scale
+            better &= self._allowed(node, now, state.excess)
+            options = np.flatnonzero(better)
+            if not len(options):
+                continue
+            least_cost = costs[options].min()
+            for option in options[np.argsort(costs[options] > least_cost + scale, kind="stable")].tolist():
+                if node in self._buffered and not self._graph.fits(
+                    [*state.choice[:node], option, *state.choice[node + 1 :]]
+                ):
                     continue
-                a = int(self._starts[node])
-                costs = local[a : a + size]
-                now = choice[node]
-                better = costs < costs[now]
-                if ties:
-                    better[:now] |= costs[:now] <= costs[now] + scale
-                better &= self._allowed(node, now, excess)
-                options = np.flatnonzero(better)
-                if not len(options):
-                    continue
-                least = costs[options].min()
-                for option in options[np.argsort(costs[options] > least + scale, kind="stable")]:
-                    old = list(choice) if node in self._buffered else choice
-                    trial = int(option)
-                    if node in self._buffered:
-                        old[node] = trial
-                        if not self._graph.fits(old):
-                            continue
-                    self._move(local, choice, node, trial)
-                    excess = self._after(excess, choice, node, now)
-                    moved = True
-                    break
-            if not moved:
+                self.move(state, node, option)
+                moved = True
                 break
-        return choice
+        return moved
+
+    def move(self, state: State, node: int, to: int) -> None:
+        """Give a node another strategy."""
+        was, start = state.choice[node], self._starts[node]
+        state.cost += float(state.local[start + to] - state.local[start + was])
+        self._move(state.local, state.choice, node, to)
+        state.excess = self._after(state.excess, state.choice, node, was)
 
     def _local(self, choice: list[int]) -> Floats:
         """Cost of every strategy against the neighbours' present strategies, flat."""

@@ -4,10 +4,12 @@ Both work on a graph that earlier stages have thinned, so "nothing there" means:
 at hand.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from search import backend, elimination
 from search.graph import Graph
@@ -97,58 +99,89 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Relaxed:
-    """What the linear program tells.
+    """The solved linear program.
 
     Args:
-        plan: rounded from its solution; None without one.
-        positions: strategies per node that a better plan may use; None when unknown.
+        plan: rounded from its solution.
+        values: of all variables, the node choices first.
+        reduced_costs: of the node choices.
+        starts: `[N + 1]`, where each node's strategies begin.
+        bound: no permitted plan costs less.
         prices: cost per byte `[R]` of the graph's memory rows; None when unknown.
 
     """
 
-    plan: list[int] | None = None
-    positions: list[Ints] | None = None
-    prices: Floats | None = None
+    plan: list[int]
+    values: Floats
+    reduced_costs: Floats
+    starts: Ints
+    bound: float
+    prices: Floats | None
+
+    def survivors(self, objective: float) -> list[Ints]:
+        """Strategies per node that a plan cheaper than `objective` may use."""
+        slack = objective - self.bound + PROVEN * abs(objective)
+        return self._where(self.reduced_costs <= slack)
+
+    def support(self, plan: list[int]) -> list[Ints]:
+        """Strategies per node that the solution uses, and those of a plan."""
+        used = self.values[: self.starts[-1]] > 1e-7
+        used[self.starts[:-1] + np.array(plan, dtype=np.int64)] = True
+        return self._where(used)
+
+    def _where(self, marks: npt.NDArray[np.bool_]) -> list[Ints]:
+        ends = itertools.pairwise(self.starts.tolist())
+        return [np.flatnonzero(marks[a:b]) for a, b in ends]
 
 
-def by_linear_program(rows: Rows, best: Incumbent, seed: int) -> Relaxed:
-    """Solve the linear relaxation, adding memory rows until its solution fits.
+def by_linear_program(
+    rows: Rows,
+    best: Incumbent,
+    seed: int,
+    *,
+    part: bool = False,
+    aside: Callable[[], bool] | None = None,
+) -> Relaxed | None:
+    """Solve the linear relaxation with the present memory rows.
 
     Args:
-        rows: the program; it gains rows.
+        rows: the program.
         best: takes the bound.
         seed: of the solver.
+        part: whether better plans may lie elsewhere, so that nothing is proven.
+        aside: work to do meanwhile.
 
     Returns:
-        Its plan, what it rules out, and its prices on memory.
+        The solution, or None without one.
 
     """
-    while best.left:
-        program = rows.program()
-        answer = backend.run(program, integer=False, seconds=best.left, seed=seed)
-        if answer.infeasible:
-            best.exhausted("No permitted choice fits the memory, not even a fractional one")
-            return Relaxed()
-        if answer.values is None or not answer.complete:
-            return Relaxed()
-        best.prove(min(answer.bound + program.constant, best.objective), "linear program")
-        plan = program.choice(answer.values)
-        if best.done:
-            return Relaxed(plan=plan)
-        if rows.extend(answer.values):
-            continue
-        if answer.reduced_costs is None or np.isinf(best.objective):
-            return Relaxed(plan=plan)
-        slack = best.objective - answer.bound - program.constant + PROVEN * abs(best.objective)
-        stay = answer.reduced_costs[: program.num_binary] <= slack
-        bounds = zip(program.starts[:-1], program.starts[1:], strict=True)
-        positions = [np.flatnonzero(stay[a:b]) for a, b in bounds]
-        return Relaxed(plan=plan, positions=positions, prices=rows.prices(answer.duals))
-    return Relaxed()
+    program = rows.program()
+    answer = backend.run(program, integer=False, seconds=best.left, seed=seed, aside=aside)
+    if answer.infeasible and not part:
+        best.exhausted("No permitted choice fits the memory, not even a fractional one")
+    if answer.values is None or answer.reduced_costs is None:
+        return None
+    bound = answer.bound + program.constant
+    if not part:
+        best.prove(min(bound, best.objective), "linear program")
+    return Relaxed(
+        plan=program.choice(answer.values),
+        values=answer.values,
+        reduced_costs=answer.reduced_costs[: program.num_binary],
+        starts=program.starts,
+        bound=bound,
+        prices=rows.prices(answer.duals),
+    )
 
 
 def by_integer_program(
-    rows: Rows, best: Incumbent, seed: int, mend: Callable[[list[int]], list[int] | None]
+    rows: Rows,
+    best: Incumbent,
+    seed: int,
+    mend: Callable[[list[int]], list[int] | None],
+    *,
+    part: bool = False,
+    aside: Callable[[], bool] | None = None,
 ) -> None:
     """Solve the integer program, adding the memory rows that its plans break, until one fits.
 
@@ -157,6 +190,8 @@ def by_integer_program(
         best: takes plans and bounds.
         seed: of the solver.
         mend: turns a plan into one that fits, or None.
+        part: whether better plans may lie elsewhere, so that nothing is proven.
+        aside: work to do meanwhile.
 
     """
     graph = rows.graph
@@ -164,13 +199,18 @@ def by_integer_program(
         program = rows.program()
         start = _indicator(program, graph, best)
         gap = max(best.target, PROVEN)
-        answer = backend.run(program, integer=True, seconds=best.left, gap=gap, seed=seed, start=start)
+        answer = backend.run(
+            program, integer=True, seconds=best.left, gap=gap, seed=seed, start=start, aside=aside
+        )
+        if answer.infeasible and part:
+            return
         if answer.infeasible:
             best.exhausted(
                 "No permitted choice fits the memory" if rows.rows else "Every choice is forbidden"
             )
             return
-        best.prove(min(answer.bound + program.constant, best.objective), "integer program")
+        if not part:
+            best.prove(min(answer.bound + program.constant, best.objective), "integer program")
         if answer.values is None:
             return
         plan = program.choice(answer.values)

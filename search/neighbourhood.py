@@ -1,9 +1,10 @@
-"""Local search whose every step is exact: all nodes of a random forest are re-optimised at once.
+"""Local search whose every step is exact: all nodes of a random region are re-optimised at once.
 
-With the other nodes held, the nodes of an induced forest form trees, which elimination solves exactly; so a
-step never makes a plan worse. Forests change from step to step.
+With the other nodes held, elimination solves an induced forest exactly, and any region that is narrow enough;
+so a step never makes a plan worse. Regions change from step to step.
 """
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,8 @@ from search import elimination
 from search.graph import Graph
 from search.memory import Ints
 from search.problem import Floats
+
+CELLS = 1 << 18  # entries of the largest table that a region may need
 
 
 class Neighbourhood:
@@ -31,6 +34,10 @@ class Neighbourhood:
 
     def forest(self, size: int) -> list[int]:
         """Draw up to `size` nodes that induce no cycle, ascending."""
+        return self._acyclic(self._order(size), size)
+
+    def _acyclic(self, order: Ints, size: int) -> list[int]:
+        """Take up to `size` nodes, in order, each unless it would close a cycle; ascending."""
         n = len(self._near)
         root = list(range(n))
 
@@ -42,7 +49,7 @@ class Neighbourhood:
 
         inside = [False] * n
         taken: list[int] = []
-        for node in self._order(size):
+        for node in order.tolist():
             trees = [find(other) for other, _ in self._near[node] if inside[other]]
             if len(set(trees)) < len(trees):
                 continue
@@ -70,18 +77,79 @@ class Neighbourhood:
                     order.append(other)
         return self._rng.permutation(np.array(order, dtype=np.int64))
 
+    def block(self, size: int) -> list[int]:
+        """Draw up to `size` nodes around a random one, ascending."""
+        start = int(self._rng.integers(len(self._near)))
+        order, seen = [start], {start}
+        for node in order:
+            for other in self._rng.permutation([o for o, _ in self._near[node]]).tolist():
+                if other not in seen and len(order) < size:
+                    seen.add(other)
+                    order.append(other)
+        return sorted(order)
+
+    def stretch(self, size: int) -> list[int]:
+        """Draw `size` nodes that follow each other in the program."""
+        start = int(self._rng.integers(max(1, len(self._near) - size + 1)))
+        return list(range(start, min(start + size, len(self._near))))
+
+    def region(self, cells: int, *, along: bool) -> list[int]:
+        """Draw the largest block, or stretch of the program, whose tables stay within so many entries."""
+        n = len(self._near)
+        start = int(self._rng.integers(n))
+        order = [(start + k) % n for k in range(n)] if along else self._around(start)
+        inside: set[int] = set()
+        for node in order:
+            for other, table in self._near[node]:
+                cells -= table.size if other in inside else 0
+            if cells < 0:
+                break
+            inside.add(node)
+        return sorted(inside)
+
+    def _around(self, start: int) -> list[int]:
+        """All nodes that can be reached, nearest first."""
+        order, seen = [start], {start}
+        for node in order:
+            for other, _ in self._near[node]:
+                if other not in seen:
+                    seen.add(other)
+                    order.append(other)
+        return order
+
     def step(self, unary: Sequence[Floats], choice: list[int], free: Sequence[int]) -> list[int]:
-        """Re-optimise the nodes of a forest, the others held.
+        """Re-optimise the nodes of a region, the others held.
+
+        A region that is too wide for elimination is thinned to a forest.
 
         Args:
             unary: node costs, with prices if any.
             choice: the present plan.
-            free: ascending nodes from `forest`.
+            free: ascending nodes.
 
         Returns:
             A plan that costs no more.
 
         """
+        for nodes, cap in (
+            (free, CELLS),
+            (self._acyclic(self._rng.permutation(free), len(free)), sys.maxsize),
+        ):
+            local, pairs = self._inside(unary, choice, nodes)
+            order = elimination.plan([len(c) for c in local], pairs, cap=cap)
+            if order is not None and order.cells <= 16 * cap:
+                break
+        assert order is not None
+        _, best = order.minimum(local, pairs)
+        after = list(choice)
+        for k, node in enumerate(nodes):
+            after[node] = best[k]
+        return after
+
+    def _inside(
+        self, unary: Sequence[Floats], choice: list[int], free: Sequence[int]
+    ) -> tuple[list[Floats], dict[tuple[int, int], Floats]]:
+        """Costs of a region with the others held: (per node, per pair of positions in `free`)."""
         position = {node: k for k, node in enumerate(free)}
         local: list[Floats] = []
         pairs: dict[tuple[int, int], Floats] = {}
@@ -94,10 +162,4 @@ class Neighbourhood:
                 elif k < inner:
                     pairs[k, inner] = table
             local.append(cost)
-        order = elimination.plan([len(c) for c in local], pairs, cap=1 << 62)
-        assert order is not None
-        _, best = order.minimum(local, pairs)
-        after = list(choice)
-        for k, node in enumerate(free):
-            after[node] = best[k]
-        return after
+        return local, pairs

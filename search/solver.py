@@ -14,16 +14,10 @@ import numpy as np
 
 from search.contract import contract
 from search.descent import Descent
-from search.exact import (
-    ROWS_AT_ONCE,
-    Relaxed,
-    Rows,
-    by_elimination,
-    by_integer_program,
-    by_linear_program,
-    least_overshoot,
-)
+from search.exact import ROWS_AT_ONCE, least_overshoot
+from search.finish import LONG, attempt, by_margins, finish, thinned
 from search.graph import Graph, from_problem
+from search.improve import improve
 from search.incumbent import Incumbent
 from search.memory import Ints
 from search.neighbourhood import Neighbourhood
@@ -34,8 +28,8 @@ from search.solution import Progress, Solution, relative_gap
 from search.ties import settle
 
 ROUNDS = 60  # of two sweeps each
+NARROW = 6  # programs over promising strategies at most
 PATIENCE = 8  # rounds without a better bound or plan before the next stage
-SMALL = 4_000_000  # table entries up to which the exact stages are worth a try
 
 
 def solve(
@@ -82,23 +76,13 @@ def _search(problem: Problem, best: Incumbent, seed: int) -> None:
     raw = contract(from_problem(problem))
     whole = presolve(raw)
     positions, times = _by_messages(whole, best, seed)
-    graph = _thinned(whole, positions, best)
+    graph = thinned(whole, positions, best)
     if not best.done:
-        _exact(graph, best, seed, times)
+        finish(graph, best, seed, times)
     if best.choice is None and whole.memory is not None and best.left:
         least_overshoot(whole, best, seed)
     if best.left:
         settle(raw, best, seed)
-
-
-def _thinned(graph: Graph, positions: list[Ints] | None, best: Incumbent) -> Graph:
-    """Keep only what a better plan may use; if a node has nothing left, no plan is better."""
-    if positions is None or best.done:
-        return graph
-    if any(len(p) == 0 for p in positions):
-        best.exhausted("Every choice is forbidden")
-        return graph
-    return presolve(graph.restrict(positions))
 
 
 def _by_messages(graph: Graph, best: Incumbent, seed: int) -> tuple[list[Ints] | None, list[int]]:
@@ -110,12 +94,11 @@ def _by_messages(graph: Graph, best: Incumbent, seed: int) -> tuple[list[Ints] |
     """
     relaxation, descent = Relaxation(graph), Descent(graph, lambda: not best.left)
     moves = Neighbourhood(graph, seed)
-    large = graph.cells > SMALL
     stalled, length = 0, 1.0
     estimate = math.inf
     seen = (best.objective, best.lower_bound)
     rounds = 0
-    while best.left and (large or (rounds < ROUNDS and stalled < PATIENCE)):
+    while best.left and rounds < ROUNDS and stalled < PATIENCE:
         plans = relaxation.round()
         rounds += 1
         best.prove(min(relaxation.bound, best.objective), "message passing")
@@ -123,12 +106,12 @@ def _by_messages(graph: Graph, best: Incumbent, seed: int) -> tuple[list[Ints] |
             break
         plan = min(plans, key=graph.cost)
         estimate = min(estimate, max(graph.cost(plan), relaxation.bound))
-        _try(graph, descent, plan, best)
+        attempt(graph, descent, plan, best)
         if best.done:
             return None, []
         if rounds % 4 == 0:
             plan = moves.step(relaxation.unary, plan, moves.forest(len(graph.unary)))
-            _try(graph, descent, plan, best)
+            attempt(graph, descent, plan, best)
             if best.done:
                 return None, []
         if graph.memory is not None and rounds == 2 and math.isinf(best.objective):
@@ -146,7 +129,9 @@ def _by_messages(graph: Graph, best: Incumbent, seed: int) -> tuple[list[Ints] |
         times = [int(graph.memory.times[r]) for r in dearest if relaxation.prices[r] > 0]
     if math.isinf(best.objective) or not best.left:
         return None, times
-    _forests(graph, moves, descent, relaxation, best)
+    if graph.cells > LONG:
+        _narrowly(graph, relaxation, times, best, seed)
+    improve(graph, best, relaxation.prices, seed, patience=12)
     if best.done:
         return None, times
     relaxation.round()
@@ -154,22 +139,30 @@ def _by_messages(graph: Graph, best: Incumbent, seed: int) -> tuple[list[Ints] |
     return relaxation.survivors(best.objective), times
 
 
+def _narrowly(graph: Graph, relaxation: Relaxation, times: list[int], best: Incumbent, seed: int) -> None:
+    """Alternate between programs over the most promising strategies and message passing at their prices."""
+    for _ in range(NARROW):
+        before, prices, bound = best.objective, relaxation.prices, relaxation.bound
+        found = by_margins(graph, relaxation.messages.margins, times, best, seed)
+        if found is None or best.done:
+            return
+        relaxation.price(found)
+        for _ in range(PATIENCE):
+            if not best.left:
+                return
+            relaxation.round()
+        if relaxation.bound <= bound:  # prices of a narrow program may be far off
+            relaxation.price((prices + found) / 2)
+            relaxation.round(2 * PATIENCE)
+        best.prove(min(relaxation.bound, best.objective), "message passing")
+        if best.objective > 0.999 * before and relaxation.bound <= bound:
+            return
+
+
 def _moved(before: tuple[float, float], after: tuple[float, float]) -> bool:
     """Whether the gap shrank by a fiftieth."""
     old, new = relative_gap(*before), relative_gap(*after)
     return math.isinf(old) or new < 0.98 * old
-
-
-def _try(graph: Graph, descent: Descent, plan: list[int], best: Incumbent) -> None:
-    """Offer a plan, brought within the memory and polished."""
-    if graph.memory is None:
-        best.offer(graph.original(plan), "message passing")
-        return
-    if best.offer(graph.original(plan), "message passing"):
-        return
-    mended = descent.repair(plan)
-    if mended is not None:
-        best.offer(graph.original(descent.polish(mended)), "repair")
 
 
 def _lean(graph: Graph, descent: Descent, best: Incumbent) -> None:
@@ -183,81 +176,8 @@ def _lean(graph: Graph, descent: Descent, best: Incumbent) -> None:
         rows = len(graph.memory.room)
         relaxation.price(np.full(rows, spread * 10.0**power / rows / graph.memory.scale))
         for plan in relaxation.round():
-            _try(graph, descent, plan, best)
+            attempt(graph, descent, plan, best)
         if best.choice is not None:
             plan = graph.positions(best.choice) or plan
             best.offer(graph.original(descent.polish(plan)), "descent")
             return
-
-
-def _forests(
-    graph: Graph, moves: Neighbourhood, descent: Descent, relaxation: Relaxation, best: Incumbent
-) -> None:
-    """Improve the incumbent by forest steps, until a row of them in vain."""
-    assert best.choice is not None
-    plan = graph.positions(best.choice)
-    if plan is None:
-        return
-    vain = 0
-    while vain < 12 and best.left and not best.done:
-        before = best.objective
-        size = len(plan) if graph.memory is None else max(2, len(plan) >> (vain % 4))
-        trial = moves.step(relaxation.unary, plan, moves.forest(size))
-        _try(graph, descent, trial, best)
-        if graph.memory is None:
-            plan = trial
-        else:
-            plan = graph.positions(best.choice) or plan
-        vain = 0 if best.objective < before else vain + 1
-
-
-def _sharpened(
-    graph: Graph, relaxed: Relaxed, descent: Descent, best: Incumbent, seed: int
-) -> list[Ints] | None:
-    """Combine the linear program's verdict on strategies with message passing at its prices."""
-    if relaxed.prices is None:
-        return relaxed.positions
-    relaxation, moves = Relaxation(graph), Neighbourhood(graph, seed)
-    relaxation.price(relaxed.prices)
-    for _ in range(20):
-        if not best.left:
-            return relaxed.positions
-        for plan in relaxation.round():
-            _try(graph, descent, plan, best)
-    best.prove(min(relaxation.bound, best.objective), "message passing")
-    if math.isfinite(best.objective):
-        _forests(graph, moves, descent, relaxation, best)
-    positions = relaxation.survivors(best.objective)
-    if positions is None or relaxed.positions is None:
-        return positions or relaxed.positions
-    return [np.intersect1d(a, b) for a, b in zip(positions, relaxed.positions, strict=True)]
-
-
-def _exact(graph: Graph, best: Incumbent, seed: int, times: list[int]) -> None:
-    """Finish: elimination, linear program, and integer program on what is left."""
-    if by_elimination(graph, best) or best.done:
-        return
-    if graph.cells > SMALL:
-        return
-    rows = Rows(graph, times)
-    relaxed = by_linear_program(rows, best, seed)
-    descent = Descent(graph, lambda: not best.left)
-    if relaxed.plan is not None and not best.done:
-        _try(graph, descent, relaxed.plan, best)
-    if best.done or not best.left:
-        return
-    positions = _sharpened(graph, relaxed, descent, best, seed)
-    if best.done:
-        return
-    if positions is not None:
-        slim = _thinned(graph, positions, best)
-        if best.done or by_elimination(slim, best) or best.done:
-            return
-        rows = Rows(slim, rows.times)
-        graph, descent = slim, Descent(slim, lambda: not best.left)
-
-    def mend(plan: list[int]) -> list[int] | None:
-        mended = descent.repair(plan)
-        return None if mended is None else descent.polish(mended)
-
-    by_integer_program(rows, best, seed, mend)
