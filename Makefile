@@ -67,8 +67,8 @@ bench-partition: $(STAMP)  ## Compare what our programs send with what XLA's par
 	$(BIN)/python -m benchmarks.partition
 
 .PHONY: accuracy
-accuracy: $(STAMP)  ## Compare the cost model with the TPU compiler; write docs/accuracy.md.
-	$(BIN)/python -m benchmarks.accuracy
+accuracy: $(STAMP)  ## Compare the cost model with the TPU compiler; write docs/accuracy.md. PROGRAMS=mlp,moe picks some.
+	$(BIN)/python -m benchmarks.accuracy --programs "$(PROGRAMS)"
 
 IOPDDL ?= ../shared/data/iopddl
 

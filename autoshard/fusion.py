@@ -5,7 +5,8 @@ in the product's own kernel. Which groups do is a property of the program, not o
 
 * *Riders*. An elementwise result that only elementwise groups and products read is not stored if it derives from
   one large stored array at most, or if only products read it and it is cheap: every reader reads what is stored
-  instead, and computes. A slice of what a scan scans is read in place likewise.
+  instead, and computes. Long computations are not repeated for several readers. A slice of what a scan scans is
+  read in place likewise.
 * *Tails*. Elementwise work on the result of a product that nothing else reads ends the product's kernel.
 
 Where such a value is resharded on its way, it is stored after all; that is a price of the reshard
@@ -36,6 +37,9 @@ OUTPUT_SCOPE = "output"
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 # An operand of a group counts as large from this share of the group's own size.
 LARGE = 0.25
+# Cheap operations on an element that are done anew for each of several readers: on a v3 more of them take longer than
+# to write and to read 4 bytes.
+REPEATED_WORK = 36
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +181,7 @@ class _Analysis:
                 self.readers[self.rooted(atom)].append(None)
         self.riders: dict[Value, Rider] = {}
         self.bases: dict[Value, int] = {}
-        self.dear: set[Rider] = set()  # those that take more than cheap operations
+        self.dear: set[Value] = set()  # riders that take more than cheap operations
 
     def rooted(self, value: Any) -> Any:
         """The value that a value is a copy of; literals are no copies."""
@@ -243,15 +247,19 @@ class _Analysis:
                 continue
             ops, inputs = _cone(value, maker)
             work = [_work(op) / size for op in ops]
-            chain = [r for v in inputs if (r := self.riders.get(self.rooted(v))) is not None]
-            dear = any(w > 1 for w in work) or any(r in self.dear for r in chain)
+            chain = [v for v in map(self.rooted, inputs) if v in self.riders]
+            dear = any(w > 1 for w in work) or any(v in self.dear for v in chain)
             reads = self.large(inputs, size)
             if len(reads) > 1 and (dear or not all(r is not None and _is_product(r) for r in readers)):
                 continue
-            rider = Rider(reads=tuple(reads.items()), work=sum(work) + sum(r.work for r in chain))
+            rider = Rider(
+                reads=tuple(reads.items()), work=sum(work) + sum(self.riders[v].work for v in chain)
+            )
+            if len(readers) > 1 and rider.work > REPEATED_WORK:
+                continue
             self.riders[value] = rider
             if dear:
-                self.dear.add(rider)
+                self.dear.add(value)
 
     def number(self, value: Value) -> int:
         """Number of a stored array."""
@@ -342,7 +350,8 @@ def _maps(item: Group) -> list[Value]:
 
 
 def _size(item: Group) -> int:
-    return max(math.prod(shape_of(a)) for op in item.ops for a in (*op.inputs, *op.outputs))
+    """Elements of the largest array, at least one."""
+    return max(1, *(math.prod(shape_of(a)) for op in item.ops for a in (*op.inputs, *op.outputs)))
 
 
 def _work(op: Op) -> float:

@@ -117,10 +117,15 @@ def measured(plan: Plan, work: Workload, report: CompiledReport) -> Row:
 
 
 def _wire(plan: Plan, report: CompiledReport) -> float:
-    """Seconds of the compiled program's collectives on the slice's links."""
+    """Seconds of the compiled program's collectives on the slice's links; a permute counts as one to a neighbour."""
     placement = cm.place(cm.Topology.parse(plan.topology), plan.mesh)
     total = 0.0
     for found in report.collectives:
+        if not found.axes:
+            raise ValueError(
+                f"{report.program} on {report.target}: {found.name} ({found.kind}) runs over groups of"
+                f" {found.group_size} that are no axes of the mesh {dict(plan.mesh)}. Only such groups have a price."
+            )
         kind = found.kind.replace("-", "_")
         size = found.bytes * (found.group_size if kind == "all_to_all" else 1)
         if kind == "all_reduce" and found.sliced_bytes == found.bytes:
@@ -179,7 +184,7 @@ def kendall(one: Sequence[float], other: Sequence[float]) -> float:
 _INTRODUCTION = """\
 # The cost model beside the TPU compiler
 
-Written by `make accuracy`. Every plan's per-device program is compiled for the slice with the production TPU compiler.
+Written by `make accuracy{asked}`. Every plan's per-device program is compiled for the slice with the production TPU compiler.
 *Products* are fusions with a matrix product or convolution, predicted over the compiler's cycles. *Compute* is all
 but collectives: over the compiled instructions at peak rates (roofline), which it should not undercut by more than
 10 %, and over the compiler's cycles, which it should not exceed by more than 10 %; cycles overprice narrow elementwise
@@ -188,9 +193,10 @@ the compiler's total. *Collectives* is the share of the bytes sent that differs 
 """
 
 
-def page(rows: Sequence[Row]) -> str:
-    """Write the tables."""
-    lines = [_INTRODUCTION]
+def page(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Write the tables; `names` are the programs that were asked for."""
+    asked = "" if list(names) == list(programs()) else f" PROGRAMS={','.join(names)}"
+    lines = [_INTRODUCTION.format(asked=asked)]
     lines.append(
         "| program | plan | slice | products | compute / roofline | / cycles | memory | collectives |"
     )
@@ -255,13 +261,14 @@ def ranking(rows: Sequence[Row]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print progress and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", default=",".join(programs()), help="names, with commas")
+    parser.add_argument("--programs", default="", help="names, with commas; all when left out")
     parser.add_argument("--plans", default=",".join(PLANS), help="names, with commas")
     parser.add_argument("--output", type=Path, default=Path("docs/accuracy.md"))
     options = parser.parse_args(argv)
     started = time.perf_counter()
+    names = options.programs.split(",") if options.programs else list(programs())
     rows = []
-    for row in measure(options.programs.split(","), options.plans.split(",")):
+    for row in measure(names, options.plans.split(",")):
         rows.append(row)
         print(
             f"{row.program} {row.plan}: products {1e3 * row.products:.3f} ms ({1e3 * row.compiled_products:.3f}),"
@@ -271,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             flush=True,
         )
     options.output.parent.mkdir(exist_ok=True)
-    options.output.write_text(page(rows))
+    options.output.write_text(page(rows, names))
     print("\n".join(summary(rows) + ranking(rows)))
     print(f"{options.output}: {len(rows)} rows in {time.perf_counter() - started:.0f} s")
 

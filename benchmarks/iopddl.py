@@ -140,6 +140,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{options.folder} holds none of the instances {', '.join(wanted)}. They are released at "
             "github.com/google/iopddl; name their folder with make bench-iopddl IOPDDL=FOLDER."
         )
+    missing = [n for n in wanted if not list(options.folder.glob(f"{n}.json*"))]
+    if missing:
+        print(f"{options.folder} does not hold {', '.join(missing)}: left out.", flush=True)
     page = _HEAD.format(limit=options.time_limit, cores=os.cpu_count())
     print(page, end="", flush=True)
     for path in paths:

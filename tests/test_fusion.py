@@ -60,6 +60,28 @@ def test_dear_work_on_two_arrays_is_stored_and_cheap_work_is_not() -> None:
     assert [r.reads for r in cheap.riders.values()] == [((0, 4.0), (1, 4.0))]
 
 
+def test_a_long_computation_is_not_repeated_for_several_readers() -> None:
+    def normalised(rounds: int) -> Callable[..., Any]:
+        def fn(x: jax.Array) -> jax.Array:
+            for _ in range(rounds):
+                x = jnp.exp(x - jax.nn.logsumexp(x, axis=0))
+                x = x / jnp.sum(x, axis=1, keepdims=True)
+            return x
+
+        return fn
+
+    # Every round costs the same: what came before is not computed again.
+    seconds = [priced(normalised(n), X).serial_seconds for n in (4, 8, 16)]
+    assert (seconds[2] - seconds[1]) / (seconds[1] - seconds[0]) == pytest.approx(2, rel=0.05)
+    _, fusions = found_in(normalised(16), X)
+    assert max(r.work for r in fusions.riders.values()) < 100
+
+
+def test_arrays_without_elements_have_a_price() -> None:
+    x, y = (jnp.zeros((0, 128), jnp.float32) for _ in range(2))
+    assert priced(lambda x, y, w: jnp.tanh(x + y) @ w, x, y, W).serial_seconds >= 0
+
+
 def test_a_result_of_the_program_is_stored() -> None:
     def fn(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
         twice = x * 2

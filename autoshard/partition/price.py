@@ -17,7 +17,7 @@ from jax.extend.core import Literal
 
 import cost_models as cm
 from autoshard.fusion import PLAIN, Fused, Rider, Tail
-from autoshard.layout import Axes, MeshShape, mesh_size
+from autoshard.layout import Axes, MeshShape, coordinates, mesh_size, position
 from autoshard.partition.nested import bodies
 from autoshard.partition.vector import vector_work
 from autoshard.program import Equation, itemsize
@@ -129,27 +129,13 @@ class Machine:
         return {}
 
     def _global_pairs(self, axes: Axes, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        names = list(self.mesh)
-        sizes = [self.mesh[a] for a in names]
-        others = [a for a in names if a not in axes]
-
-        def position(coords: Mapping[str, int]) -> int:
-            result = 0
-            for name, size in zip(names, sizes, strict=True):
-                result = result * size + coords[name]
-            return result
-
-        def digits(index: int, over: Sequence[str]) -> dict[str, int]:
-            found = {}
-            for name in reversed(over):
-                index, found[name] = divmod(index, self.mesh[name])
-            return found
-
+        names, others = tuple(self.mesh), tuple(a for a in self.mesh if a not in axes)
+        along = [tuple(coordinates(p, axes, self.mesh) for p in pair) for pair in pairs]
         result = []
         for rest in range(mesh_size(others, self.mesh)):
-            fixed = digits(rest, others)
-            for a, b in pairs:
-                result.append((position(fixed | digits(a, axes)), position(fixed | digits(b, axes))))
+            fixed = coordinates(rest, others, self.mesh)
+            for a, b in along:
+                result.append((position(fixed | a, names, self.mesh), position(fixed | b, names, self.mesh)))
         return result
 
     def _wire(
@@ -213,8 +199,8 @@ class Machine:
                 if not isinstance(var, Literal) and var not in made and var not in riders:
                     reads[var] = max(reads.get(var, 0.0), self._read_bytes(eqn, i))
             in_place += self._in_place_bytes(eqn)
-        inputs = {v for e in eqns for v in e.invars if not isinstance(v, Literal)}
-        for var in inputs & riders.keys() - made.keys():
+        inputs = dict.fromkeys(v for e in eqns for v in e.invars if not isinstance(v, Literal))
+        for var in (v for v in inputs if v in riders and v not in made):
             rider = riders[var]
             for base, size in rider.reads:
                 reads[base] = max(reads.get(base, 0.0), self._per_element(var, size))
