@@ -198,7 +198,7 @@ def _machine(name: str, mesh: Mapping[str, int], order: tuple[int, ...]) -> Mach
         raise _bad("topology or mesh", str(error).rstrip(".")) from error
     if found is None:
         raise _bad("device_order", f"no placement of mesh {dict(mesh)} on {name} has that order")
-    return Machine(placement=found, mesh=dict(mesh))
+    return Machine(placement=found, mesh=dict(mesh), beside=frozenset(topology.chip.async_collectives))
 
 
 def _placements(topology: cm.Topology, mesh: Mapping[str, int]) -> Iterable[cm.Placement]:

@@ -51,9 +51,12 @@ def suggest(
     gap: float = 1e-4,
     loop_trips: int = 1,
     windowed_einsum: bool = False,
+    async_collectives: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the shardings with the least predicted step time that fit in memory.
+
+    What is minimised is the time with nothing overlapped; `step_seconds` of the plan says what overlap makes of it.
 
     Args:
       fn: a function of positional pytree arguments, without annotations (constraints in it are kept).
@@ -72,6 +75,8 @@ def suggest(
       loop_trips: how often a `while` loop of unknown length runs.
       windowed_einsum: offer matrix products as rings, too, that pass an operand or the result on to the neighbour
         beside the partial products, in place of an all-gather or reduce-scatter. `plan.spmd` runs them.
+      async_collectives: kinds that the compiler runs beside kernels, of "all_gather", "reduce_scatter", "all_reduce",
+        "all_to_all", "collective_permute"; by default what it does on the generation without flags.
       progress: called with a line of news now and then.
 
     Returns:
@@ -104,7 +109,7 @@ def suggest(
             progress(f"mesh {i + 1}: {candidate}")
         try:
             plan = _search(
-                Session.of(source, where, candidate, loop_trips, windowed_einsum),
+                Session.of(source, where, candidate, loop_trips, windowed_einsum, async_collectives),
                 annotations or {},
                 limit=memory_limit_bytes,
                 seconds=max(left, 1.0),
@@ -139,6 +144,7 @@ def evaluate(
     donate_argnums: Sequence[int] = (),
     memory_limit_bytes: float | None = None,
     loop_trips: int = 1,
+    async_collectives: Sequence[str] | None = None,
     name: str = "evaluated",
 ) -> Plan:
     """Complete a person's own annotations, as GSPMD would, and price the result.
@@ -154,6 +160,7 @@ def evaluate(
       donate_argnums: as for `suggest`.
       memory_limit_bytes: what the peak is held against; by default as for `suggest`.
       loop_trips: as for `suggest`.
+      async_collectives: as for `suggest`.
       name: what the plan is called in a comparison.
 
     Raises:
@@ -163,7 +170,7 @@ def evaluate(
 
     slice_ = resolve_topology(topology, mesh)
     source = Source.of(fn, args, donate_argnums)
-    session = Session.of(source, slice_, mesh, loop_trips)
+    session = Session.of(source, slice_, mesh, loop_trips, async_collectives=async_collectives)
     traced = source.traced
     given = specs_by_path(in_specs, traced.in_tree, traced.in_names, "in_specs")
     given |= {

@@ -202,10 +202,19 @@ class Session:
         mesh: Mapping[str, int],
         loop_trips: int = 1,
         windowed_einsum: bool = False,
+        async_collectives: Sequence[str] | None = None,
     ) -> Session:
-        """Place a source on a mesh."""
-        machine = Machine.of(topology, mesh)
+        """Place a source on a mesh.
+
+        Raises:
+          ValueError: `async_collectives` names what is no kind of collective.
+        """
+        machine = Machine.of(topology, mesh, async_collectives)
         notes = [machine.placement.note] if machine.placement.note else []
+        if async_collectives is not None:
+            notes.append(
+                f"run beside kernels, as asked: {', '.join(sorted(machine.beside)) or 'no collectives'}"
+            )
         return cls(
             source=source,
             machine=machine,

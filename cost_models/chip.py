@@ -57,6 +57,7 @@ class Chip:
         collective_start_seconds: fixed time of any collective.
         reduce_scatter_axes: mesh axes that a reduce-scatter may span; over more the compiler runs an all-reduce
             and keeps a part.
+        async_collectives: kinds of collectives that the compiler runs beside kernels by default.
         lanes: minor dimension of a memory tile, in elements.
         sublanes: rows of a full memory tile.
         min_tile_rows: second-minor dimension of the smallest tile of 32-bit elements.
@@ -90,6 +91,7 @@ class Chip:
     hop_latency_seconds: float
     collective_start_seconds: float
     reduce_scatter_axes: int
+    async_collectives: tuple[str, ...]
     lanes: int
     sublanes: int
     min_tile_rows: int

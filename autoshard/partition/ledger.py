@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from autoshard.fusion import OUTPUT_SCOPE, PARTIAL_SCOPE, PLAIN, Fused, Rider, Tail
 from autoshard.partition.nested import bodies
 from autoshard.partition.price import COLLECTIVES, FREE, Cost, Machine
+from autoshard.partition.schedule import Timeline
 from autoshard.partition.steps import SLICES
 from autoshard.program import Equation, itemsize
 from autoshard.rules.host import SCOPE
@@ -54,7 +55,10 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A line of the ledger: a kernel or a collective, its cost for one run and the runs in a step."""
+    """A line of the ledger: a kernel or a collective, its cost for one run and the runs in a step.
+
+    `hidden` are the seconds of one run of a collective in which kernels run beside it.
+    """
 
     title: str
     kind: str
@@ -63,11 +67,17 @@ class Entry:
     group: int = -1
     source: str = ""
     axes: tuple[str, ...] = ()
+    hidden: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds in a step."""
         return self.cost.seconds * self.count
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Seconds in a step in which nothing else runs beside it."""
+        return (self.cost.seconds - self.hidden) * self.count
 
 
 def calls(eqn: Equation) -> Iterator[Any]:
@@ -157,8 +167,9 @@ class Ledger:
         used = _last_readers(jaxpr)
         kernels = kernels_of(jaxpr, within)
         pieces = _pieces(kernels)
+        timeline = Timeline(self.machine.beside if count else frozenset(), count)
         for i, (tag, eqns) in enumerate(kernels):
-            name = eqns[0].primitive.name
+            name, mark = eqns[0].primitive.name, len(self.entries)
             if reshards(eqns[0]):
                 self._stores(eqns[0], count)
             if name in COLLECTIVES:
@@ -186,6 +197,9 @@ class Ledger:
                 result = eqns[-1].outvars[-1]
                 self._enter("apart", self.machine.apart_cost(result, tail), number, count)
                 self.tails[result] = tail
+            timeline.add(eqns, self.entries[mark:], mark)
+        for at, hidden in timeline.hidden():
+            self.entries[at] = replace(self.entries[at], hidden=hidden)
 
     def _scanned(self, eqn: Equation, times: float) -> None:
         """Price the copies of what a scan slices and stacks."""

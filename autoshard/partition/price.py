@@ -66,15 +66,31 @@ FREE = Cost()
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Machine:
-    """A logical mesh placed on a slice: all that prices depend on."""
+    """A logical mesh placed on a slice: all that prices depend on.
+
+    `beside` are the kinds of collectives that run beside kernels.
+    """
 
     placement: cm.Placement
     mesh: MeshShape
+    beside: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, topology: cm.Topology, mesh: Mapping[str, int]) -> Machine:
-        """Place `mesh` on `topology` in the natural order."""
-        return cls(placement=cm.place(topology, mesh), mesh=dict(mesh))
+    def of(
+        cls, topology: cm.Topology, mesh: Mapping[str, int], async_collectives: Iterable[str] | None = None
+    ) -> Machine:
+        """Place `mesh` on `topology` in the natural order.
+
+        Raises:
+          ValueError: `async_collectives` names what is no kind of collective.
+        """
+        beside = topology.chip.async_collectives if async_collectives is None else async_collectives
+        unknown = sorted(set(beside) - set(cm.COLLECTIVES))
+        if unknown:
+            raise ValueError(
+                f"async_collectives names {', '.join(map(repr, unknown))}; the kinds are {', '.join(cm.COLLECTIVES)}."
+            )
+        return cls(placement=cm.place(topology, mesh), mesh=dict(mesh), beside=frozenset(beside))
 
     @cached_property
     def chip(self) -> cm.Chip:

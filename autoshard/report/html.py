@@ -148,10 +148,12 @@ def _tiles(plan: Plan) -> _Html:
         if segments
     )
     gap, meaning = _search(plan)
-    utilization = 100 * plan.estimate.hardware_utilization
+    hidden = plan.estimate.hidden_seconds
+    below = f"{100 * plan.estimate.hardware_utilization:.1f} % of peak flops (HFU)"
+    below += f"; {ms_text(hidden, plan.step_seconds)} ms of communication beside kernels" if hidden else ""
     return _element(
         "div",
-        _tile("step time", f"{step} ms", f"{utilization:.1f} % of peak flops (HFU)"),
+        _tile("step time", f"{step} ms", below),
         _tile("gap", gap, meaning),
         _tile("mesh", mesh, places),
         cls="asp-tiles",
@@ -170,17 +172,18 @@ def _tile(label: str, value: str, below: str) -> _Html:
 def _search(plan: Plan) -> tuple[str, str]:
     if plan.gap is None:
         return "none", "nothing searched: given, completed, priced"
+    aside = ", overlap aside" if plan.estimate.hidden_seconds else ""
     if plan.gap < _PROVEN:
-        return "0", "proven best on this mesh"
+        return "0", f"proven best on this mesh{aside}"
     gap = f"{100 * plan.gap:.2g}" if plan.gap >= 1e-4 else "< 0.01"
-    return f"{gap} %", "at most, from the best on this mesh"
+    return f"{gap} %", f"at most, from the best on this mesh{aside}"
 
 
 # Bars --------------------------------------------------------------------------------------------------
 
 
 def _step(plan: Plan) -> _Html:
-    total = plan.estimate.serial_seconds or 1.0
+    total = plan.step_seconds or 1.0
     parts = step_parts(plan)
     styles = step_styles(part.key for part in parts)
     name, unit = size_unit(max((part.sent_bytes for part in parts), default=0.0), whole=True)
@@ -311,7 +314,7 @@ def _sources(plan: Plan) -> _Html:
         place = re.sub(r":(\d+):\d+", r":\1", line.source) or "(no source line)"
         by = seconds.setdefault(place, dict.fromkeys(("compute", "hbm", "ici"), 0.0))
         by[line.bound] += line.seconds
-    total = plan.estimate.serial_seconds or 1.0
+    total = plan.step_seconds or 1.0
     order = sorted(seconds, key=lambda place: -sum(seconds[place].values()))
     rows = [(_element("code", place), *_times(seconds[place], total)) for place in order[:_SOURCES]]
     rest = order[_SOURCES:]

@@ -53,7 +53,7 @@ def lines(plan: Plan) -> list[Line]:
                 kind=kind,
                 axes=axes,
                 bound="ici" if kind == "collective" else "compute" if compute >= memory else "hbm",
-                seconds=sum(e.seconds for e in entries),
+                seconds=sum(e.exposed_seconds for e in entries),
                 flops=sum(e.cost.flops * e.count for e in entries),
                 nbytes=sum(
                     (e.cost.ici_bytes if kind == "collective" else e.cost.hbm_bytes) * e.count
@@ -80,7 +80,7 @@ def ledger(plan: Plan) -> pd.DataFrame:
       >>> import autoshard, jax
       >>> x = jax.ShapeDtypeStruct((512, 512), "float32")
       >>> plan = autoshard.suggest(lambda x: x @ x, x, topology="v3:2x2", mesh={"data": 8})
-      >>> bool(abs(ledger(plan).ms.sum() - 1e3 * plan.estimate.serial_seconds) < 1e-9)
+      >>> bool(abs(ledger(plan).ms.sum() - 1e3 * plan.estimate.step_seconds) < 1e-9)
       True
     """
     import pandas as pd
@@ -115,6 +115,7 @@ def summary(plan: Plan, *, model_flops: float | None = None) -> dict[str, Any]:
         "topology": plan.topology,
         "mesh": dict(plan.mesh),
         "step_seconds": plan.step_seconds,
+        "serial_seconds": estimate.serial_seconds,
         "step_seconds_by": {key: seconds for key, seconds in estimate.breakdown().items() if seconds},
         "lower_bound_seconds": plan.lower_bound_seconds,
         "gap": plan.gap,
