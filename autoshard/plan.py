@@ -83,8 +83,8 @@ class Plan:
       estimate: the predicted step.
       gap: how far from the proven bound the plan's serial time may be (0: proven best); None where nothing was
         searched.
-      lower_bound_seconds: no plan on this mesh costs less with nothing overlapped, among those that the search admits; the notes say
-        where repeated layers are treated alike or memory decides.
+      lower_bound_seconds: no plan on this mesh costs less with nothing overlapped, among those that the search
+        admits; the notes say where repeated layers are treated alike or memory decides.
       coverage: ops without a rule.
       notes: what a person should know: dims left whole, loops of unknown length, what does not fit.
       timings: seconds spent per stage.
