@@ -127,6 +127,16 @@ def run(kind: str, size: float, axes: str = "x", trips: float = 1.0, group: int 
             [run("all-reduce", 3e6)],
             ["all-reduce instead of all-gather and reduce-scatter, combined"],
         ),
+        (  # two of many, and what is left agrees by itself
+            [run("all-reduce", float(n), group=n) for n in (4096, 8192, 8192, 524288, 2097152)]
+            + [run("all-reduce", 8388608.0, group=n) for n in range(12)]
+            + [run("reduce-scatter", 51466240.0)],
+            [
+                run("all-reduce", 51466240.0 + 9 * 8388608 + 2097152 + 12288),
+                run("all-reduce", 3 * 8388608.0 + 532480),
+            ],
+            ["all-reduce instead of reduce-scatter, combined", "combined all-reduce"],
+        ),
         (
             [run("reduce-scatter", 8e6, group=3)] * 3,
             [run("reduce-scatter", 8e6, group=3)],

@@ -23,8 +23,10 @@ __all__ = ["Difference", "Match", "Run", "match"]
 _BYTES_RTOL = 0.02
 # The TPU compiler widens some reduce-scatters by a shifted strip (6 % is the most seen).
 _SCATTER_RTOL = 0.08
-# At most so many collectives are looked for in one that combines them.
-_COMBINED = 8
+# At most so many collectives are looked for in one that combines them: by bytes that agree exactly, and nearly.
+_COMBINED = {True: 64, False: 8}
+# Where more sums of bytes are possible than this, what a collective combines is not looked for.
+_SUMS = 100_000
 # What XLA may run in place of what was asked for.
 _STANDS_FOR = {
     "all-reduce": ("all-reduce", "reduce-scatter", "all-gather"),
@@ -359,35 +361,33 @@ def _adding_up(asked: Sequence[Run], got: Run, exactly: bool) -> list[Run]:
             return pool
         small = [run for run in pool if run.bytes <= got.bytes + slack]
         small.sort(key=lambda run: -run.bytes)
-        found = _subset(small[:24], got.bytes, slack, _COMBINED)
+        found = _subset(small, got.bytes, slack, _COMBINED[exactly])
         if found:
             return found
     return []
 
 
 def _subset(runs: Sequence[Run], target: float, slack: float, most: int) -> list[Run]:
-    for count in range(1, most + 1):
-        found = _exactly(runs, target, slack, count)
-        if found is not None:
-            return found
-    return []
-
-
-def _exactly(runs: Sequence[Run], target: float, slack: float, count: int) -> list[Run] | None:
-    """Depth-first over runs sorted by size: what is left cannot make up more than `count` times the next."""
-    if count == 0:
-        return [] if abs(target) <= slack else None
-    seen: set[float] = set()
-    for i, run in enumerate(runs):
-        if run.bytes * count < target - slack:
-            return None
-        if run.bytes > target + slack or run.bytes in seen:
-            continue
-        seen.add(run.bytes)
-        rest = _exactly(runs[i + 1 :], target - run.bytes, slack, count - 1)
-        if rest is not None:
-            return [run, *rest]
-    return None
+    """Find the fewest runs whose bytes add up to `target`, at most so many; none where there are too many sums."""
+    of_size: dict[float, list[Run]] = {}
+    for run in runs:
+        of_size.setdefault(run.bytes, []).append(run)
+    sums: dict[float, tuple[int, ...]] = {0.0: ()}  # how many of each size make up a sum
+    for size, members in of_size.items():
+        grown: dict[float, tuple[int, ...]] = {}
+        for total, taken in sums.items():
+            for count in range(min(len(members), most - sum(taken)) + 1):
+                more = total + count * size
+                if more > target + slack:
+                    break
+                if more not in grown or sum(taken) + count < sum(grown[more]):
+                    grown[more] = (*taken, count)
+        if len(grown) > _SUMS:
+            return []
+        sums = grown
+    fitting = [taken for total, taken in sums.items() if abs(total - target) <= slack and taken]
+    best = min(fitting, key=sum, default=())
+    return [run for members, count in zip(of_size.values(), best, strict=False) for run in members[:count]]
 
 
 def by_kind(found: Match) -> list[dict[str, object]]:
