@@ -114,7 +114,26 @@ def test_a_pure_callback_sees_whole_arrays_and_moves_nothing() -> None:
         seen.clear()
         np.testing.assert_array_equal(apply(fn)(X), np.square(2 * X) + 1)
         assert set(seen) == {(8,)}
+        compiled = apply(fn).lower(X).compile().as_text()
+        assert "all-reduce" not in compiled and "all-gather" not in compiled
     assert not plan.estimate.collectives
+
+
+def test_a_pure_callback_inside_a_shard_map_over_some_axes() -> None:
+    """It runs on every device of the axes that are left, too."""
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    like = jax.ShapeDtypeStruct((2,), X.dtype)
+
+    def fn(x):
+        inside = lambda x: jax.pure_callback(np.square, like, 2 * x) + 1  # noqa: E731
+        spec = jax.sharding.PartitionSpec("a")
+        return jax.shard_map(
+            inside, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"a"}, check_vma=False
+        )(x)
+
+    plan = autoshard.suggest(fn, X, topology="v3", mesh={"a": 4, "b": 2})
+    for apply in (plan.spmd, plan.jit):
+        np.testing.assert_array_equal(jax.jit(apply(fn))(X), np.square(2 * X) + 1)
 
 
 def test_what_is_printed_in_order_is_printed_once_in_order(capsys) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-from autoshard.boundary import Boundary, boundaries
+from autoshard.boundary import Boundary, boundaries, free_axes
 from autoshard.fusion import OUTPUT_SCOPE, PARTIAL_SCOPE
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, MeshShape, replicated, to_spec
@@ -28,6 +28,7 @@ from autoshard.partition.reshard import Resharder
 from autoshard.partition.steps import apply_steps
 from autoshard.program import Atom, Op, Value, shape_of
 from autoshard.rules import Assignment, Kind, family
+from autoshard.rules.host import EVERYWHERE
 
 __all__ = [
     "Decisions",
@@ -263,7 +264,8 @@ class _Constrained(AbstractEmitter):
 
     Two things keep XLA from its own errors (docs/xla.md). Factors that it misreads stay whole, and what it may
     not split is constrained on both sides of the op. Partial sums are constrained before they are reduced,
-    with their axes left out: a product whose result is also resharded comes out wrong.
+    with their axes left out: a product whose result is also resharded comes out wrong. What runs on every device
+    with whole arrays is mapped over the mesh.
     """
 
     def __init__(self, block: Block, decisions: Decisions, resharder: Resharder, mesh: Any) -> None:
@@ -295,7 +297,10 @@ class _Constrained(AbstractEmitter):
             have = [item.input_layout(i, assignment) for i in range(len(item.inputs))]
             operands = [self._constrain(x, Layout(y.dims)) for x, y in zip(operands, have, strict=True)]
             layouts = [Layout(y.dims) for y in layouts]
-        results = emit_group(item, operands, {}, {})
+        if any(family(op).name in EVERYWHERE for op in item.ops):
+            results = self._on_every_device(item, operands)
+        else:
+            results = emit_group(item, operands, {}, {})
         return [self._constrain(x, y) for x, y in zip(results, layouts, strict=True)]
 
     def _mapped(self, item: Group, op: Op, boundary: Boundary, operands: list[Any]) -> Sequence[Any]:
@@ -313,6 +318,21 @@ class _Constrained(AbstractEmitter):
             in_specs=tuple(to_spec(Layout(split)) for split in op.params["in_splits"]),
             out_specs=[to_spec(Layout(split)) for split in op.params["out_splits"]],
             axis_names=set(manual),
+            check_vma=False,
+        )
+        return list(mapped(*operands))
+
+    def _on_every_device(self, item: Group, operands: Sequence[Any]) -> list[Any]:
+        free = free_axes(dict(self.mesh.shape), item.manual)
+        run = lambda *arrays: emit_group(item, arrays, {}, {})  # noqa: E731
+        if not free:
+            return run(*operands)
+        mapped: Any = jax.shard_map(
+            run,
+            mesh=self.mesh,
+            in_specs=PartitionSpec(),
+            out_specs=PartitionSpec(),
+            axis_names=set(free),
             check_vma=False,
         )
         return list(mapped(*operands))

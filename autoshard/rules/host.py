@@ -22,6 +22,8 @@ from autoshard.rules.registry import Family, Kind, LocalView, bind, register
 SCOPE = "once"  # name of the conditional whose true branch the first device runs while the others wait
 # Families that a plan's notes tell of.
 ONCE = frozenset({"host", "hidden_state"})
+# Families that run on every device with whole arrays, where XLA's partitioner would run them on one and send the result.
+EVERYWHERE = frozenset({"pure_callback"})
 _CALLBACKS = "debug_callback debug_print io_callback".split()
 
 
