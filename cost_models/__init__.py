@@ -1,7 +1,7 @@
-"""Hardware data and analytical cost formulas for TPU slices; knows no JAX.
+"""Hardware data and analytical cost formulas for TPU slices and GPU nodes; knows no JAX.
 
-A `Chip` holds the figures of one device, a `Topology` a grid of chips, a `Placement` a logical mesh on that
-grid. On them stand the prices: `collective_seconds` for communication, `matmul_seconds`,
+A `Chip` holds the figures of one device, a `Topology` a grid of chips or several, a `Placement` a logical mesh
+on that grid. On them stand the prices: `collective_seconds` for communication, `matmul_seconds`,
 `convolution_seconds`, `vector_seconds` and `hbm_seconds` for one device's work, and `padded_bytes` for
 memory.
 """
@@ -30,10 +30,11 @@ from cost_models.links import GroupLinks, Lane, PermutationLoad, group_links, pe
 from cost_models.memory import padded_bytes
 from cost_models.placement import LINE, MeshError, Placement, Segment, place, placements
 from cost_models.scheduler import scheduler_seconds
-from cost_models.topology import Topology, TopologyError, slices
+from cost_models.topology import GRAMMAR, Topology, TopologyError, larger, slices
 
 __all__ = [
     "COLLECTIVES",
+    "GRAMMAR",
     "LINE",
     "VECTOR_CLASSES",
     "Chip",
@@ -56,6 +57,7 @@ __all__ = [
     "convolution_seconds",
     "group_links",
     "hbm_seconds",
+    "larger",
     "load_chip",
     "matmul_seconds",
     "padded_bytes",

@@ -1,8 +1,11 @@
-"""What one TPU device can do, read from `cost_models/hardware/<generation>.toml`.
+"""What one TPU or GPU device can do, read from `cost_models/hardware/<generation>.toml`.
 
 Every other module of this layer takes a `Chip`; none of them holds a hardware number of its own. A device
 is what JAX lists in `jax.devices()`: on v2, v3 and v7x that is one TensorCore, half of a chip, with its own
-HBM; on v4 and v5p it is a whole two-core chip; on v5e and v6e chip and core are the same thing.
+HBM; on v4 and v5p it is a whole two-core chip; on v5e and v6e chip and core are the same thing, as on a GPU.
+
+A GPU has the same fields. A node of GPUs is a slice whose one axis only numbers the devices on its switch, and
+InfiniBand between nodes takes the place of the data centre network (DCN) between slices.
 """
 
 import dataclasses
@@ -15,7 +18,7 @@ from typing import Any
 __all__ = ["Chip", "UnknownChipError", "chip", "chips", "load_chip"]
 
 _FOLDER = pathlib.Path(__file__).parent / "hardware"
-_ORDER = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "v7x")
+_ORDER = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "v7x", "a100", "h100", "h200")
 _ALIASES = {"tpu7x": "v7x", "v5litepod": "v5e", "v5lite": "v5e", "v5": "v5p", "v6": "v6e", "v7": "v7x"}
 
 
@@ -25,36 +28,44 @@ class UnknownChipError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-    """Figures of one TPU generation, per device as JAX sees it, in SI units.
+    """Figures of one generation, per device as JAX sees it, in SI units.
 
     Attributes:
         name: generation, such as `"v3"`; also the stem of the data file.
-        compiler_name: what the TPU compiler calls the generation in a topology name.
+        compiler_name: what the TPU compiler calls the generation in a topology name, XLA a GPU's architecture.
         device_kind: what JAX calls a device of the generation.
+        platform: `"tpu"` or `"gpu"`.
         devices_per_chip: JAX devices on one chip; they share the chip's inter-chip links.
-        clock_hz: TensorCore clock.
+        clock_hz: clock of the matrix units.
         matmul_flops_per_second: dense bfloat16 peak (a multiply-add counts two).
         int8_ops_per_second: dense int8 peak; 0 where the matrix unit has no int8 mode.
         fp8_flops_per_second: dense float8 peak; 0 where the matrix unit has no float8 mode.
         matmul_efficiency: fraction of the peak that large square matrix products reach (fitted).
-        mxu_dim: rows and columns of one systolic array.
-        mxu_count: systolic arrays per device.
+        f32_passes: time of a float32 product over that of a bfloat16 one, at default, high and highest precision.
+        mxu_dim: rows and columns of one systolic array; on a GPU, the granularity of its tiles.
+        mxu_count: systolic arrays per device, or as many as make a GPU's peak.
         vector_flops_per_second: float32 elementwise operations per second.
         hbm_bytes_per_second: nominal HBM bandwidth.
         hbm_efficiency: fraction of it that long streams reach (fitted).
+        narrow_result_bytes: bytes that an element of 1 or 2 bytes takes where a product leaves it, if more (fitted).
         hbm_capacity_bytes: HBM that a program may use, after the system's reserve.
-        vmem_bytes: on-core vector memory.
+        vmem_bytes: on-core vector memory; on a GPU, the shared memory of all its SMs.
         kernel_overhead_seconds: time of an op that has next to nothing to do.
-        torus_rank: number of physical axes, 2 or 3.
+        torus_rank: number of physical axes: 2 or 3, 1 on a GPU.
         pod_dims: chips per axis of the largest machine, x first.
         wrap_rule: which axes of a slice close into a ring: `"pod"` (those as long as the pod's), `"cube"`
-            (all, if every axis is a multiple of 4), `"length16"` (axes of 16).
+            (all, if every axis is a multiple of 4), `"length16"` (axes of 16); or `"switch"` (there are no links
+            between neighbours: every device has one link to a switch that joins them all).
         slices: shapes in which the generation is offered, x first, ascending in chips.
         link_bytes_per_second: one inter-chip link in one direction, as large transfers see it.
         line_efficiency: fraction of it that a one-axis collective reaches on an axis without wraparound.
+        joint_efficiency: fraction of their links' rate that several axes reach when a collective uses them together.
         core_link_bytes_per_second: link between two devices of a chip in one direction; 0 if there is one.
-        hop_latency_seconds: one hop between neighbouring chips.
+        hop_latency_seconds: one hop between neighbouring chips, or one pass through a switch.
         collective_start_seconds: fixed time of any collective.
+        dcn_bytes_per_second: a chip's share of the network between slices, in one direction, nominal.
+        dcn_efficiency: fraction of it that large transfers reach.
+        dcn_latency_seconds: one pass through that network.
         reduce_scatter_axes: mesh axes that a reduce-scatter may span; over more the compiler runs an all-reduce
             and keeps a part.
         async_collectives: kinds of collectives that the compiler runs beside kernels by default.
@@ -67,17 +78,20 @@ class Chip:
     name: str
     compiler_name: str
     device_kind: str
+    platform: str
     devices_per_chip: int
     clock_hz: float
     matmul_flops_per_second: float
     int8_ops_per_second: float
     fp8_flops_per_second: float
     matmul_efficiency: float
+    f32_passes: tuple[float, float, float]
     mxu_dim: int
     mxu_count: int
     vector_flops_per_second: float
     hbm_bytes_per_second: float
     hbm_efficiency: float
+    narrow_result_bytes: float
     hbm_capacity_bytes: int
     vmem_bytes: int
     kernel_overhead_seconds: float
@@ -87,14 +101,23 @@ class Chip:
     slices: tuple[tuple[int, ...], ...]
     link_bytes_per_second: float
     line_efficiency: float
+    joint_efficiency: float
     core_link_bytes_per_second: float
     hop_latency_seconds: float
     collective_start_seconds: float
+    dcn_bytes_per_second: float
+    dcn_efficiency: float
+    dcn_latency_seconds: float
     reduce_scatter_axes: int
     async_collectives: tuple[str, ...]
     lanes: int
     sublanes: int
     min_tile_rows: int
+
+    @property
+    def has_switch(self) -> bool:
+        """Whether a switch joins the devices of a slice, rather than links between neighbours."""
+        return self.wrap_rule == "switch"
 
     def __hash__(self) -> int:
         """Hash the name alone: a chip is part of the key of every cache here, and has many fields."""
@@ -140,10 +163,10 @@ def _load(name: str) -> Chip:
 
 
 def chips() -> Iterator[Chip]:
-    """Iterate over the known generations, oldest first.
+    """Iterate over the known generations: TPUs, then GPUs, oldest first.
 
     >>> [chip.name for chip in chips()]
-    ['v2', 'v3', 'v4', 'v5e', 'v5p', 'v6e', 'v7x']
+    ['v2', 'v3', 'v4', 'v5e', 'v5p', 'v6e', 'v7x', 'a100', 'h100', 'h200']
     """
     return (_load(name) for name in _ORDER)
 
@@ -170,7 +193,6 @@ def chip(name: str) -> Chip:
     plain = _ALIASES.get(plain, plain)
     if plain not in _ORDER:
         raise UnknownChipError(
-            f"Unknown TPU generation {name!r}. Known generations: "
-            f"{', '.join(_ORDER)} (v7x is also called tpu7x)."
+            f"Unknown generation {name!r}. Known generations: {', '.join(_ORDER)} (v7x is also called tpu7x)."
         )
     return _load(plain)

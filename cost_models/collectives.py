@@ -1,16 +1,30 @@
 """What a collective costs on the links that its group occupies.
 
-All formulas are here. With V the bytes of the full tensor of one group, e the chips of the group along a
-physical axis, p its ports (2 on a ring, 1 on a line), s the share (groups interleaved on the axis times
-devices of a chip), c the group's devices on one chip and L the bytes per second of one link in one direction:
+All formulas are here. With V the bytes of the full tensor of one group, g the group's size, e the chips of the
+group along a physical axis, p its ports (2 on a ring, 1 on a line), s the share (groups interleaved on the axis
+times devices of a chip), c the group's devices on one chip and L the bytes per second of one link in one
+direction:
 
     all-gather over one axis      (V/c) (e-1)/e s / (p L)
     over several contiguous axes  (V/c) (k-1)/k s / (sum(p) L),  k the product of their lengths
     reduce-scatter                as all-gather; as all-reduce over more mesh axes than the compiler scatters
     all-reduce                    a reduce-scatter, then an all-gather
     all-to-all                    (V e/g) s floor(e/2) ceil(e/2)/e^2 / L on a line; on a ring of even
-                                  length half of it; the slowest axis counts; g is the group's size
+                                  length half of it; the slowest axis counts
     collective-permute            bytes x (messages on the busiest link) / L
+
+On a switch, which joins the GPUs of a node, p and s are 1: an all-gather takes V (g-1)/g / L, and an all-to-all
+V (g-1)/g^2 / L, whatever part of the node the group is.
+
+A group that spans slices, or nodes of GPUs, works in two levels: within each slice by the formulas above, and
+between slices over the data centre network (DCN), another switch, through which each chip sends at D. With m
+of the group's devices in a slice and d devices on a chip, an all-gather adds
+
+    V (g-m)/(g m) d / D           each device gathers its counterparts' parts before its slice gathers
+    V/g (g-m)/g d / D             an all-to-all
+
+and the levels follow each other, while the messages of a permute travel at once. So m devices share what crosses,
+as in a reduce-scatter within, an all-reduce between and an all-gather within slices.
 
 The chip at the end of a stretch must receive all that it lacks through its ports; that bound is met by a
 bidirectional ring on a wrapped axis, by pipelining along a line, and by splitting the tensor over the axes
@@ -24,17 +38,25 @@ this model is stricter on three points:
 * The cores of a chip share its links, so a group that leaves out the core axis has half of each. The
   scheduler itself reckons so for an all-to-all.
 
+What hardware makes of the links is data: `line_efficiency` on one axis without wraparound, `joint_efficiency`
+on several axes at once. An all-reduce of 606 MB on v6e 16x16 takes 5.12 ms where four links at full rate allow
+3.35: both axes together give 1.3 times what one gives. The loss is charged to using two axes, not to reducing,
+because a reduce-scatter on v2 and one-axis gathers on v5e reach the rate of the links; on v7x a gather over two
+axes does so as well.
+
 A reduce-scatter is not charged as the all-reduce that the compiler's scheduler takes it for: v2 hardware
 measures a reduce-scatter at the rate of the links. An all-reduce pipelined to one end of a line and back
 could do with V / L; no measurement shows that one does.
 
 A group's devices on one chip exchange over the chip's own link while the next part of the tensor travels
 between chips, so the slower of the two counts. Latency is a start plus one hop's time per physical hop, and
-hops hide behind the transfer where that takes longer: `max(hops x latency, bytes / bandwidth)`.
+hops hide behind the transfer where that takes longer: `max(hops x latency, bytes / bandwidth)`. A pass through
+a switch, of which an all-reduce takes two, adds to the transfer: in XLA's table for 8 H100 an all-reduce of any
+size takes 1.7 to 2.1 times as long as an all-gather.
 
 Sources: Austin et al., How to Scale Your Model, 2025, sharding chapter (rings, lines, all-to-all, latency);
-the XLA TPU scheduler's figures (link rates, several axes); Chan et al., Collective communication: theory,
-practice, and experience, 2007 (hierarchical composition).
+GPU chapter of the same (switch, nodes); the XLA TPU scheduler's figures (link rates, several axes); Chan et al.,
+Collective communication: theory, practice, and experience, 2007 (hierarchical composition).
 """
 
 import dataclasses
@@ -45,7 +67,14 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 from cost_models.chip import Chip
-from cost_models.links import GroupLinks, Lane, group_links, permutation_load, shift_load
+from cost_models.links import (
+    GroupLinks,
+    Lane,
+    PermutationLoad,
+    group_links,
+    permutation_load,
+    shift_load,
+)
 from cost_models.placement import Placement
 
 __all__ = [
@@ -69,14 +98,15 @@ class CollectiveCost:
         kind: which collective.
         group_size: devices that take part in each group.
         seconds: the sum of the next two.
-        latency_seconds: start, and the hops that the transfer does not hide.
-        bandwidth_seconds: time that the busiest link is in use.
+        latency_seconds: start, the hops that the transfer does not hide, and passes through switches.
+        bandwidth_seconds: time that the busiest link, and then that between slices, is in use.
         hops: physical hops one after the other.
         sent_bytes: bytes that one device sends, counted once however many links they cross.
         link_bytes: bytes over the busiest inter-chip link in one direction, of all groups that share it.
+        dcn_bytes: bytes that the busiest chip sends to other slices.
 
     >>> print(CollectiveCost(kind="all_gather", group_size=4, seconds=3e-5, latency_seconds=5e-6,
-    ...                      bandwidth_seconds=2.5e-5, hops=3, sent_bytes=3e6, link_bytes=3e6))
+    ...                      bandwidth_seconds=2.5e-5, hops=3, sent_bytes=3e6, link_bytes=3e6, dcn_bytes=0))
     all_gather of 4: 30.0 us (latency 5.0, bandwidth 25.0), 3 hops, 3.00 MB on the busiest link
 
     """
@@ -89,12 +119,37 @@ class CollectiveCost:
     hops: int
     sent_bytes: float
     link_bytes: float
+    dcn_bytes: float
 
     def __str__(self) -> str:
         return (
             f"{self.kind} of {self.group_size}: {self.seconds * 1e6:.1f} us (latency "
             f"{self.latency_seconds * 1e6:.1f}, bandwidth {self.bandwidth_seconds * 1e6:.1f}), "
             f"{self.hops} hops, {self.link_bytes / 1e6:.2f} MB on the busiest link"
+            f"{f', {self.dcn_bytes / 1e6:.2f} MB between slices' if self.dcn_bytes else ''}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Load:
+    """Bytes that a collective puts on links.
+
+    Attributes:
+        wire: bytes one after the other through one inter-chip link's rate.
+        link: bytes over the busiest inter-chip link.
+        core: bytes over the busiest link within a chip.
+        dcn: bytes that the busiest chip sends to other slices.
+
+    """
+
+    wire: float = 0.0
+    link: float = 0.0
+    core: float = 0.0
+    dcn: float = 0.0
+
+    def times(self, factor: float) -> "_Load":
+        return _Load(
+            wire=factor * self.wire, link=factor * self.link, core=factor * self.core, dcn=factor * self.dcn
         )
 
 
@@ -140,23 +195,16 @@ def collective_seconds(
     chip = placement.topology.chip
     links = group_links(placement, axes)
     if kind == "collective_permute":
-        load = shift_load(placement, axes, shift, cyclic)
-        busy = (load.link_messages * full_bytes, load.core_messages * full_bytes)
-        sent = full_bytes if load.moved else 0.0
-        return _price(kind, links.size, chip, sent=sent, busy=busy, wire=busy[0], hops=load.hops)
+        return _permute(links.size, chip, full_bytes, shift_load(placement, axes, shift, cyclic))
     if links.size == 1 or full_bytes == 0:
-        return _price(kind, links.size, chip, sent=0.0, busy=(0.0, 0.0), wire=0.0, hops=0)
-    hops = sum(lane.hops for lane in links.lanes)
+        return _price(kind, links.size, chip, sent=0.0, load=_Load(), hops=0)
     whole = kind == "reduce_scatter" and len(axes) > chip.reduce_scatter_axes
     sent = sent_bytes("all_reduce" if whole else kind, full_bytes, links.size)
-    if kind == "all_to_all":
-        wire, on_link, on_core = _exchange(chip, links)
-    else:
-        wire, on_link, on_core = _gather(chip, links)
-        if kind == "all_reduce" or whole:
-            hops, wire, on_link, on_core = 2 * hops, 2 * wire, 2 * on_link, 2 * on_core
-    busy = (on_link * full_bytes, on_core * full_bytes)
-    return _price(kind, links.size, chip, sent=sent, busy=busy, wire=wire * full_bytes, hops=hops)
+    per_byte = _exchange(chip, links) if kind == "all_to_all" else _gather(chip, links)
+    passes = 2 if kind == "all_reduce" or whole else 1
+    hops = passes * sum(lane.hops for lane in links.lanes)
+    load = per_byte.times(passes * full_bytes)
+    return _price(kind, links.size, chip, sent=sent, load=load, hops=hops, passes=passes)
 
 
 def sent_bytes(kind: CollectiveKind, full_bytes: float, group_size: int) -> float:
@@ -167,7 +215,7 @@ def sent_bytes(kind: CollectiveKind, full_bytes: float, group_size: int) -> floa
         full_bytes: as for `collective_seconds`.
         group_size: devices of the group.
 
-    >>> [sent_bytes(kind, 80, 4) for kind in COLLECTIVES]
+    >>> [sent_bytes(kind, 80.0, 4) for kind in COLLECTIVES]
     [60.0, 60.0, 120.0, 15.0, 80.0]
 
     """
@@ -194,16 +242,18 @@ def permutation_seconds(
 
     """
     load = permutation_load(placement, pairs)
-    busy = (load.link_messages * bytes_per_device, load.core_messages * bytes_per_device)
-    sent = bytes_per_device if load.moved else 0.0
-    chip = placement.topology.chip
-    return _price(
-        "collective_permute", placement.num_devices, chip, sent=sent, busy=busy, wire=busy[0], hops=load.hops
-    )
+    return _permute(placement.num_devices, placement.topology.chip, bytes_per_device, load)
+
+
+def _permute(size: int, chip: Chip, num_bytes: float, load: PermutationLoad) -> CollectiveCost:
+    link = load.link_messages * num_bytes
+    busy = _Load(wire=link, link=link, core=load.core_messages * num_bytes, dcn=load.dcn_messages * num_bytes)
+    sent = num_bytes if load.moved else 0.0
+    return _price("collective_permute", size, chip, sent=sent, load=busy, hops=load.hops)
 
 
 def _price(
-    kind: str, size: int, chip: Chip, *, sent: float, busy: tuple[float, float], wire: float, hops: int
+    kind: CollectiveKind, size: int, chip: Chip, *, sent: float, load: _Load, hops: int, passes: int = 1
 ) -> CollectiveCost:
     """Turn bytes into seconds.
 
@@ -212,17 +262,22 @@ def _price(
         size: as in the result.
         chip: figures of one device.
         sent: bytes that a device sends; 0 makes the collective free.
-        busy: bytes on the busiest inter-chip link and on the busiest link within a chip.
-        wire: bytes one after the other through one inter-chip link's rate.
+        load: bytes on the links.
         hops: physical hops.
+        passes: passes through the network between slices, if there is anything for it.
 
     """
-    bandwidth = wire / chip.link_bytes_per_second
-    if busy[1]:
-        bandwidth = max(bandwidth, busy[1] / chip.core_link_bytes_per_second)
+    within = load.wire / chip.link_bytes_per_second
+    if load.core:
+        within = max(within, load.core / chip.core_link_bytes_per_second)
+    between = load.dcn / (chip.dcn_bytes_per_second * chip.dcn_efficiency)
+    bandwidth = max(within, between) if kind == "collective_permute" else within + between
     latency = 0.0
     if sent:
-        latency = chip.collective_start_seconds + max(0.0, hops * chip.hop_latency_seconds - bandwidth)
+        waiting = hops * chip.hop_latency_seconds
+        hidden = 0.0 if chip.has_switch else bandwidth
+        latency = chip.collective_start_seconds + max(0.0, waiting - hidden)
+        latency += passes * chip.dcn_latency_seconds if load.dcn else 0.0
     return CollectiveCost(
         kind=kind,
         group_size=size,
@@ -231,21 +286,23 @@ def _price(
         bandwidth_seconds=bandwidth,
         hops=hops if sent else 0,
         sent_bytes=sent,
-        link_bytes=busy[0],
+        link_bytes=load.link,
+        dcn_bytes=load.dcn,
     )
 
 
 @functools.lru_cache(maxsize=65536)
-def _gather(chip: Chip, links: GroupLinks) -> tuple[float, float, float]:
-    """All-gather per byte of the full tensor: link time in bytes, bytes on a link, bytes on a core link.
+def _gather(chip: Chip, links: GroupLinks) -> _Load:
+    """Load of an all-gather per byte of the full tensor.
 
     Lanes run one after the other; each gathers all that the lanes before it left, so the last one carries the
     most. Contiguous lanes may instead run together, each starting with a part of the tensor. The best of
     all orders counts.
     """
     within = (links.cores - 1) / links.cores
+    between = (links.size - links.inside) / (links.size * links.inside) * chip.devices_per_chip
     if not links.lanes:
-        return 0.0, 0.0, within
+        return _Load(core=within, dcn=between)
     stages = [(lane.extent, _lane_cost(chip, (lane,)), lane) for lane in links.lanes]
     options = [stages]
     together = [lane for lane in links.lanes if lane.contiguous]
@@ -257,14 +314,15 @@ def _gather(chip: Chip, links: GroupLinks) -> tuple[float, float, float]:
         (_in_turn(order) for option in options for order in itertools.permutations(option)),
         key=lambda pair: pair[0],
     )
-    return best[0] / links.cores, best[1] / links.cores, within
+    return _Load(wire=best[0] / links.cores, link=best[1] / links.cores, core=within, dcn=between)
 
 
 def _lane_cost(chip: Chip, lanes: tuple[Lane, ...]) -> tuple[float, float]:
     """Link time and load of the busiest link, per byte that one device receives over lanes in parallel."""
     ports = sum(lane.ports / lane.share for lane in lanes)
     # The fitted loss on lines is known for one axis alone; a pair of short lines on v7x shows none.
-    loss = chip.line_efficiency if len(lanes) == 1 and lanes[0].ports == 1 else 1.0
+    single = chip.line_efficiency if lanes[0].ports == 1 else 1.0
+    loss = single if len(lanes) == 1 else chip.joint_efficiency
     return 1.0 / (ports * loss), 1.0 / ports
 
 
@@ -281,17 +339,26 @@ def _in_turn(stages: tuple[tuple[int, tuple[float, float], Lane], ...]) -> tuple
 
 
 @functools.lru_cache(maxsize=65536)
-def _exchange(chip: Chip, links: GroupLinks) -> tuple[float, float, float]:
-    """All-to-all per byte of the full tensor, as `_gather`; every lane carries each device's tensor once."""
-    within = (links.cores - 1) / links.cores / links.size
+def _exchange(chip: Chip, links: GroupLinks) -> _Load:
+    """Load of an all-to-all per byte of the full tensor; every lane carries each device's tensor once."""
     wire = load = 0.0
     for lane in links.lanes:
-        half = lane.extent // 2
-        cut = half * (lane.extent - half) / lane.extent**2 if lane.ports == 1 else _ring_load(lane.extent)
-        on_link = cut * lane.share * lane.extent / links.size
+        on_link = _cut(lane) * lane.share * lane.extent / links.size
         loss = chip.line_efficiency if lane.ports == 1 else 1.0
         wire, load = max(wire, on_link / loss), max(load, on_link)
-    return wire, load, within
+    within = (links.cores - 1) / links.cores / links.size
+    between = (links.size - links.inside) / links.size**2 * chip.devices_per_chip
+    return _Load(wire=wire, link=load, core=within, dcn=between)
+
+
+def _cut(lane: Lane) -> float:
+    """Load of a lane's busiest link when all its chips exchange, per byte of their tensor."""
+    if lane.switched:
+        return (lane.extent - 1) / lane.extent**2
+    if lane.ports == 1:
+        half = lane.extent // 2
+        return half * (lane.extent - half) / lane.extent**2
+    return _ring_load(lane.extent)
 
 
 def _ring_load(extent: int) -> float:

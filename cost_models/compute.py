@@ -43,7 +43,7 @@ _VECTOR_OPS: dict[str, float] = {
     "reduce_minor": 3.0,
 }
 
-_PASSES: dict[str, float] = {"default": 1.0, "high": 3.0, "highest": 6.0}
+_PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 # First blocks of the operands, and cycles between the first load and the first result. Fitted, together with
 # `Chip.matmul_efficiency`, to the v3 compiler's estimated cycles of bf16 products (see `matmul_seconds`).
@@ -70,7 +70,7 @@ def matmul_seconds(
         n: columns of the right operand.
         dtype_bytes: bytes per element of the operands: 1 takes the int8 or float8 rate where the chip has
             one, 2 and 4 the bfloat16 rate, 8 counts as complex64.
-        precision: `"default"` rounds float32 operands to bfloat16; `"high"` takes 3 passes, `"highest"` 6.
+        precision: of float32 operands, which TPUs round to bfloat16 at `"default"`; see `Chip.f32_passes`.
 
     Returns:
         Seconds; 0 if any dimension is 0.
@@ -82,7 +82,8 @@ def matmul_seconds(
     % of peak there, and come out within 1.5 points; products of more than 2^33 operations within 1.5 % of
     their time unless HBM bound, those of 2^28 to 2^31 between 24 % too fast and 6 % too slow. With the
     overhead of a kernel added, squares of 128 to 32768 on v7x hardware come out between 21 % too fast and 5 %
-    too slow.
+    too slow, and squares of 256 to 4096 in XLA's table for H100 between 14 % too fast and 5 % too slow. On GPUs
+    the array's size is the granularity of their tiles.
 
     >>> from cost_models import chip
     >>> seconds = matmul_seconds(chip("v3"), batch=1, m=8192, k=8192, n=8192, dtype_bytes=2)
@@ -90,8 +91,8 @@ def matmul_seconds(
     0.96
 
     """
-    if precision not in _PASSES:
-        raise ValueError(f"Unknown precision {precision!r}. Choose one of {', '.join(_PASSES)}.")
+    if precision not in _PRECISIONS:
+        raise ValueError(f"Unknown precision {precision!r}. Choose one of {', '.join(_PRECISIONS)}.")
     if not (batch and m and k and n):
         return 0.0
     seconds = batch * _array_seconds(chip, m, k, n, dtype_bytes, precision)
@@ -153,8 +154,8 @@ def convolution_seconds(
     0.34
 
     """
-    if precision not in _PASSES:
-        raise ValueError(f"Unknown precision {precision!r}. Choose one of {', '.join(_PASSES)}.")
+    if precision not in _PRECISIONS:
+        raise ValueError(f"Unknown precision {precision!r}. Choose one of {', '.join(_PRECISIONS)}.")
     if groups < 1 or in_features % groups or out_features % groups:
         raise ValueError(
             f"A convolution of {in_features} to {out_features} features has {groups} groups. The number of "
@@ -199,7 +200,7 @@ def _array_seconds(chip: Chip, m: int, k: int, n: int, dtype_bytes: float, preci
     rate = chip.matmul_flops_per_second
     if dtype_bytes <= 1:
         rate = max(rate, chip.int8_ops_per_second, chip.fp8_flops_per_second)
-    passes = _PASSES[precision] if dtype_bytes >= 4 else 1.0
+    passes = chip.f32_passes[_PRECISIONS.index(precision)] if dtype_bytes >= 4 else 1.0
     products = 4 if dtype_bytes >= 8 else 1
     return 2 * macs * passes * products / (rate * chip.matmul_efficiency)
 
@@ -265,18 +266,13 @@ def hbm_seconds(chip: Chip, num_bytes: float) -> float:
     return num_bytes / (chip.hbm_bytes_per_second * chip.hbm_efficiency)
 
 
-# Bytes at the bandwidth of HBM that one element of 1 or 2 bytes takes where a product leaves it. The compilers for
-# v3, v4, v5e, v5p and v6e reckon with 1.42 to 1.46 times the time of a 4-byte element (bf16 4096 x 128 x 4096).
-_NARROW_RESULT_BYTES = 5.76
-
-
 def result_seconds(chip: Chip, num_bytes: float, element_bytes: float) -> float:
     """Time to write the result of a matrix product or convolution to HBM.
 
     Args:
         chip: figures of one device.
         num_bytes: bytes of the result, padded as in memory.
-        element_bytes: bytes per element; narrow elements take longer than their size says.
+        element_bytes: bytes per element; on TPUs narrow elements take longer than their size says.
 
     >>> from cost_models import chip
     >>> wide, narrow = (result_seconds(chip("v3"), size * 2**20, size) for size in (4, 2))
@@ -284,7 +280,7 @@ def result_seconds(chip: Chip, num_bytes: float, element_bytes: float) -> float:
     1.44
 
     """
-    per_element = _NARROW_RESULT_BYTES if element_bytes <= 2 else element_bytes
+    per_element = max(element_bytes, chip.narrow_result_bytes) if element_bytes <= 2 else element_bytes
     return hbm_seconds(chip, num_bytes / element_bytes * per_element)
 
 

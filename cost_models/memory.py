@@ -2,6 +2,7 @@
 
 The two minor dimensions of an array are stored in tiles of up to 8 x 128 elements, which types narrower than
 32 bits fill by packing. Which dimensions are minor is the compiler's choice; it is assumed to choose well.
+GPUs have no tiles: their arrays are dense.
 """
 
 import functools
@@ -44,6 +45,8 @@ def padded_bytes(chip: Chip, shape: tuple[int, ...], itemsize: float) -> int:
     """
     if 0 in shape:
         return 0
+    if chip.lanes == 1:
+        return math.ceil(math.prod(shape) * itemsize)
     planes = math.ceil(itemsize / 4)
     bits = round(itemsize * 8 / planes)
     packing = 32 // bits

@@ -1,8 +1,9 @@
 """Which chips, and so which links, each axis of a logical mesh lies on.
 
-A logical mesh such as `{"data": 8, "model": 16}` is cut into the physical axes of a slice, core included, by
-comparing sizes from the fastest axis to the slowest. The result says for every logical axis which stretches
-of which physical axes it covers: that is all the collectives' prices depend on.
+A logical mesh such as `{"data": 8, "model": 16}` is cut into the physical axes of a topology, from the core as
+the fastest to the slice as the slowest, by comparing sizes from the fastest axis to the slowest. The result says
+for every logical axis which stretches of which physical axes it covers: that is all the collectives' prices
+depend on.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
-from cost_models.topology import Topology
+from cost_models.topology import Topology, larger
 
 __all__ = ["LINE", "MeshError", "Placement", "Segment", "place", "placements"]
 
@@ -28,7 +29,8 @@ class Segment:
     """A stretch of one physical axis that a logical axis covers.
 
     Attributes:
-        axis: `"x"`, `"y"`, `"z"`, `"core"`, or `"line"` (devices along a snake, cores of a chip adjacent).
+        axis: `"x"`, `"y"`, `"z"`, `"core"`, `"slice"`, or `"line"` (devices along a snake, cores of a chip
+            adjacent, slice after slice).
         size: length of that physical axis.
         extent: positions of it that the logical axis visits.
         stride: distance between two visited positions; so many groups interleave and share links.
@@ -113,7 +115,7 @@ class Placement:
 def place(topology: Topology, mesh: Mapping[str, int]) -> Placement:
     """Lay a logical mesh on a slice in the natural order.
 
-    The last logical axis goes to the fastest physical ones: cores, then x, y, z. Where sizes do not nest in
+    The last logical axis goes to the fastest physical ones: cores, then x, y, z, then slices. Where sizes do not nest in
     that order, the first of `placements` is taken that does; where none does, the mesh follows a snake
     through the chips.
 
@@ -129,6 +131,8 @@ def place(topology: Topology, mesh: Mapping[str, int]) -> Placement:
 
     >>> print(place(Topology.parse("v3:4x4"), {"data": 2, "model": 16}))
     v3:4x4: data=2 on y[2 of 4, stride 2]; model=16 on y[2 of 4] x[4] core[2]
+    >>> print(place(Topology.parse("2*v5e:16x16"), {"data": 32, "model": 16}))
+    2*v5e:16x16: data=32 on slice[2] y[16, ring]; model=16 on x[16, ring]
     >>> place(Topology.parse("v3:2x2"), {"data": 5}).note
     'snake through the chips: 5 does not factor along the axes of v3:2x2; 3 of 8 devices idle'
 
@@ -195,12 +199,10 @@ def _check_mesh(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> None:
 
 
 def _cure(topology: Topology, wanted: int) -> str:
-    name = topology.chip.name
-    try:
-        larger = Topology.smallest(name, wanted)
-    except ValueError:
-        return f"No {name} slice is large enough: shrink an axis."
-    return f"Shrink an axis, or use a larger slice: {larger} has {larger.num_devices}."
+    enough = next((each for each in larger(topology) if each.num_devices >= wanted), None)
+    if enough is None:
+        return f"No {topology.chip.name} slice is large enough: shrink an axis."
+    return f"Shrink an axis, or use a larger slice: {enough} has {enough.num_devices}."
 
 
 _IDLE = "\0idle"
@@ -210,14 +212,12 @@ _Cut = dict[str, list[tuple[str, int, int]]]
 
 def _assignments(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> Iterator[_Cut]:
     """Try every order of the logical axes on every order of the physical axes, the natural one first."""
-    grid = [(axis, size) for axis, size in zip("xyz", topology.dims, strict=False)][::-1]
-    if topology.chip.devices_per_chip > 1:
-        grid.append(("core", topology.chip.devices_per_chip))
+    grid = [(axis, size) for axis, size in topology.grid.items() if size > 1]
     spare, rest = divmod(topology.num_devices, math.prod(size for _, size in mesh))
     if rest:
         return
     empty: _Cut = {name: [] for name, _ in mesh}
-    for physical in _core_last_first(grid):
+    for physical in _natural_first(grid):
         for logical in itertools.permutations((name, size) for name, size in mesh if size > 1):
             # Idle devices are the slowest axis, so that those in use form a compact block.
             cut = _nest(((_IDLE, spare), *logical), physical)
@@ -225,11 +225,14 @@ def _assignments(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> Itera
                 yield empty | cut
 
 
-def _core_last_first(grid: list[tuple[str, int]]) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Order the physical axes' permutations so that those which keep a chip's cores adjacent come first."""
-    return iter(
-        sorted(itertools.permutations(grid), key=lambda order: "core" in [axis for axis, _ in order[:-1]])
-    )
+def _natural_first(grid: list[tuple[str, int]]) -> list[tuple[tuple[str, int], ...]]:
+    """Order the physical axes' permutations: first those which keep slices and a chip's cores together."""
+
+    def departures(order: tuple[tuple[str, int], ...]) -> tuple[bool, bool]:
+        names = [axis for axis, _ in order]
+        return "slice" in names[1:], "core" in names[:-1]
+
+    return sorted(itertools.permutations(grid), key=departures)
 
 
 def _nest(logical: tuple[tuple[str, int], ...], physical: tuple[tuple[str, int], ...]) -> _Cut | None:
@@ -260,8 +263,8 @@ def _nest(logical: tuple[tuple[str, int], ...], physical: tuple[tuple[str, int],
 
 
 def _assemble(topology: Topology, mesh: tuple[tuple[str, int], ...], cut: _Cut) -> Placement:
-    sizes = dict(zip("xyz", topology.dims, strict=False)) | {"core": topology.chip.devices_per_chip}
-    wraps = dict(zip("xyz", topology.wrap, strict=False)) | {"core": False}
+    sizes = topology.grid
+    wraps = dict(zip("xyz", topology.wrap, strict=False))
     segments = tuple(
         tuple(
             Segment(
@@ -269,7 +272,7 @@ def _assemble(topology: Topology, mesh: tuple[tuple[str, int], ...], cut: _Cut) 
                 size=sizes[axis],
                 extent=extent,
                 stride=stride,
-                wrapped=wraps[axis] and extent * stride == sizes[axis],
+                wrapped=wraps.get(axis, False) and extent * stride == sizes[axis],
             )
             for axis, extent, stride in cut[name]
         )
@@ -287,9 +290,9 @@ def _assemble(topology: Topology, mesh: tuple[tuple[str, int], ...], cut: _Cut) 
 
 
 def _device_order(topology: Topology, segments: tuple[tuple[Segment, ...], ...]) -> tuple[int, ...]:
-    step = {"core": 1}
-    width = topology.chip.devices_per_chip
-    for axis, size in zip("xyz", topology.dims, strict=False):
+    step = {}
+    width = 1
+    for axis, size in reversed(topology.grid.items()):
         step[axis] = width
         width *= size
     order = [0]
@@ -300,7 +303,7 @@ def _device_order(topology: Topology, segments: tuple[tuple[Segment, ...], ...])
 
 
 def _snake(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> Placement:
-    """Lay the mesh along a line in which consecutive chips are neighbours (a boustrophedon)."""
+    """Lay the mesh along a line in which consecutive chips of a slice are neighbours (a boustrophedon)."""
     wanted = math.prod(size for _, size in mesh)
     positions: list[tuple[int, ...]] = [()]
     for size in reversed(topology.dims):
@@ -309,8 +312,8 @@ def _snake(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> Placement:
             for index, rest in enumerate(positions)
             for at in range(size)
         ]
-    cores = range(topology.chip.devices_per_chip)
-    order = tuple(topology.device(position, core) for position in positions for core in cores)[:wanted]
+    places = itertools.product(range(topology.num_slices), positions, range(topology.chip.devices_per_chip))
+    order = tuple(topology.device(position, core, number) for number, position, core in places)[:wanted]
     segments = []
     stride = wanted
     for _, size in mesh:

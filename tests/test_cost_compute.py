@@ -15,6 +15,7 @@ from cost_models import (
     convolution_seconds,
     hbm_seconds,
     matmul_seconds,
+    result_seconds,
     vector_seconds,
 )
 
@@ -70,6 +71,13 @@ def test_v3_products_take_the_compilers_cycles(m: int, k: int, n: int, cycles: i
         ("v7x", 2048, 25.3, 0.16),
         ("v7x", 4096, 153.9, 0.04),
         ("v7x", 16384, 2 * 16384**3 / 950.13e6, 0.01),
+        # openxla/xla, GEMM performance table for sm_90; its maximum is 805e12 operations a second.
+        ("h100", 256, 5.0, 0.05),
+        ("h100", 512, 6.2, 0.14),
+        ("h100", 1024, 8.5, 0.02),
+        ("h100", 2048, 26.8, 0.05),
+        ("h100", 4096, 176, 0.02),
+        ("h100", 16384, 2 * 16384**3 / 805e6, 0.02),
     ],
 )
 def test_squares_on_hardware(name: str, n: int, microseconds: float, tolerance: float) -> None:
@@ -130,11 +138,28 @@ def test_precision_multiplies_passes() -> None:
         time(4, "best")
 
 
+@pytest.mark.parametrize(
+    ("precision", "rate"), [("default", 494.7e12), ("high", 494.7e12), ("highest", 66.9e12)]
+)
+def test_float32_products_on_a_gpu(precision: Any, rate: float) -> None:
+    """TF32 and float32 run at their own peaks: NVIDIA's data sheet of H100."""
+    size: Any = {"batch": 1000, "m": 4096, "k": 4096, "n": 4096, "dtype_bytes": 4}
+    h100 = chip("h100")
+    seconds = matmul_seconds(h100, precision=precision, **size)
+    assert 2 * 1000 * 4096**3 / seconds / h100.matmul_efficiency == pytest.approx(rate, rel=0.01)
+
+
+def test_narrow_results_cost_more_on_tpus_only() -> None:
+    for name, ratio in [("v3", 1.44), ("h100", 1.0)]:
+        wide, narrow = (result_seconds(chip(name), size * 2**20, size) for size in (4, 2))
+        assert narrow / wide == pytest.approx(ratio if ratio > 1 else 1 / 2)
+
+
 def test_narrow_types_use_their_rate() -> None:
     def time(name: str, dtype_bytes: float) -> float:
         return matmul_seconds(chip(name), batch=1000, m=1024, k=1024, n=1024, dtype_bytes=dtype_bytes)
 
-    for name, ratio in [("v3", 1), ("v5e", 2), ("v6e", 2), ("v7x", 2)]:
+    for name, ratio in [("v3", 1), ("v5e", 2), ("v6e", 2), ("v7x", 2), ("h100", 2), ("a100", 2)]:
         assert time(name, 2) == pytest.approx(ratio * time(name, 1), rel=1e-2)
 
 

@@ -46,7 +46,12 @@ def test_peak_agrees_with_clock_and_arrays(each: Chip) -> None:
 @pytest.mark.parametrize("each", list(chips()), ids=str)
 def test_figures_are_consistent(each: Chip) -> None:
     assert 0.5 < each.matmul_efficiency <= 1 and 0.5 < each.hbm_efficiency <= 1
-    assert 0.5 < each.line_efficiency <= 1
+    assert 0.5 < each.line_efficiency <= 1 and 0.5 < each.joint_efficiency <= 1
+    assert 0.3 < each.dcn_efficiency <= 1
+    assert each.dcn_bytes_per_second < each.link_bytes_per_second
+    assert each.dcn_latency_seconds >= each.hop_latency_seconds
+    assert 1 <= each.f32_passes[0] <= each.f32_passes[1] <= each.f32_passes[2]
+    assert (each.platform == "gpu") == each.has_switch == (each.torus_rank == 1)
     assert (each.core_link_bytes_per_second > 0) == (each.devices_per_chip > 1)
     assert len(each.pod_dims) == each.torus_rank
     assert all(len(dims) == each.torus_rank for dims in each.slices)
@@ -62,8 +67,8 @@ def test_an_unknown_generation_lists_the_known() -> None:
     with pytest.raises(UnknownChipError) as caught:
         chip("v9")
     assert str(caught.value) == (
-        "Unknown TPU generation 'v9'. Known generations: v2, v3, v4, v5e, v5p, v6e, v7x (v7x is also "
-        "called tpu7x)."
+        "Unknown generation 'v9'. Known generations: v2, v3, v4, v5e, v5p, v6e, v7x, a100, h100, h200 (v7x is "
+        "also called tpu7x)."
     )
     assert isinstance(caught.value, ValueError)
 

@@ -60,6 +60,11 @@ def test_empty_narrow_and_wide() -> None:
     assert padded_bytes(v3, (4096, 100), 16) == 4 * padded_bytes(v3, (4096, 100), 4)
 
 
+@given(st.lists(st.integers(0, 300), max_size=5), st.sampled_from([0.5, 1, 2, 4, 8, 16]))
+def test_gpus_pad_nothing(dims: list[int], itemsize: float) -> None:
+    assert padded_bytes(chip("h100"), tuple(dims), itemsize) == math.ceil(math.prod(dims) * itemsize)
+
+
 @given(st.lists(st.integers(1, 300), max_size=5), st.sampled_from([1, 2, 4]), st.sampled_from(["v3", "v5e"]))
 def test_padding_only_adds_and_ignores_order(dims: list[int], itemsize: int, name: str) -> None:
     padded = padded_bytes(chip(name), tuple(dims), itemsize)

@@ -19,6 +19,11 @@ TOPOLOGIES = [
     "v7x:2x2x1",
     "v5e:1x1",
     "v5p:4x4x12",
+    "2*v3:4x4",
+    "3*v5e:2x2",
+    "2*v7x:2x2x1",
+    "4*h100:8",
+    "h100:6",
 ]
 
 
@@ -47,6 +52,14 @@ def on(placement: Placement) -> dict[str, list[str]]:
             },
         ),
         ("v5e:8x16", {"a": 16, "b": 8}, {"a": ["y[16, ring]"], "b": ["x[8]"]}),
+        (
+            "2*v5e:16x16",
+            {"data": 32, "model": 16},
+            {"data": ["slice[2]", "y[16, ring]"], "model": ["x[16, ring]"]},
+        ),
+        ("2*v5e:16x16", {"a": 2, "b": 256}, {"a": ["slice[2]"], "b": ["y[16, ring]", "x[16, ring]"]}),
+        ("2*v3:4x4", {"a": 64}, {"a": ["slice[2]", "y[4]", "x[4]", "core[2]"]}),
+        ("4*h100:8", {"a": 8, "b": 4}, {"a": ["slice[4]", "x[2 of 8, stride 4]"], "b": ["x[4 of 8]"]}),
         # 16 does not nest into z=12 slowest, so the axes change places.
         ("v5p:4x4x12", {"a": 16, "b": 12}, {"a": ["y[4, ring]", "x[4, ring]"], "b": ["z[12, ring]"]}),
     ],
@@ -57,6 +70,19 @@ def test_segments(name: str, mesh: dict[str, int], segments: dict[str, list[str]
 
 def test_the_natural_order_is_row_major() -> None:
     assert place(Topology.parse("v3:8x8"), {"data": 8, "model": 16}).device_order == tuple(range(8 * 8 * 2))
+
+
+def test_slices_are_the_slowest_axis() -> None:
+    for name, mesh in [("2*v3:8x8", {"data": 16, "model": 16}), ("4*h100:8", {"data": 4, "model": 8})]:
+        topology = Topology.parse(name)
+        assert place(topology, mesh).device_order == tuple(range(topology.num_devices))
+    assert place(Topology.parse("2*v3:8x8"), {"data": 128}).device_order == tuple(range(128))
+
+
+def test_a_snake_goes_from_slice_to_slice() -> None:
+    placement = place(Topology.parse("2*v5e:2x2"), {"a": 7})
+    assert placement.device_order == (0, 1, 3, 2, 4, 5, 7)
+    assert placement.note.endswith("1 of 8 devices idle")
 
 
 def test_a_smaller_mesh_leaves_devices_idle() -> None:
@@ -105,8 +131,13 @@ def test_a_snake_steps_between_neighbours(name: str) -> None:
         ),
         (
             {"a": 4096},
-            "The mesh {'a': 4096} needs 4096 devices, but v3:4x4 has 32 (16 chips x 2 cores). No v3 slice is "
-            "large enough: shrink an axis.",
+            "The mesh {'a': 4096} needs 4096 devices, but v3:4x4 has 32 (16 chips x 2 cores). Shrink an axis, or "
+            "use a larger slice: 2*v3:32x32 has 4096.",
+        ),
+        (
+            {"a": 131073},
+            "The mesh {'a': 131073} needs 131073 devices, but v3:4x4 has 32 (16 chips x 2 cores). No v3 slice "
+            "is large enough: shrink an axis.",
         ),
     ],
 )
@@ -154,6 +185,19 @@ def test_every_placement_uses_each_device_once(drawn: tuple[Topology, dict[str, 
         assert (f"{idle} of {topology.num_devices} devices idle" in placement.note) == (idle > 0)
 
 
+@given(st.sampled_from(TOPOLOGIES), st.data())
+def test_every_mesh_of_the_right_size_fills_the_slices(name: str, data: st.DataObject) -> None:
+    topology = Topology.parse(name)
+    mesh: dict[str, int] = {}
+    left = topology.num_devices
+    for axis in "ab":
+        mesh[axis] = data.draw(st.sampled_from([size for size in range(1, left + 1) if left % size == 0]))
+        left //= mesh[axis]
+    placement = place(topology, mesh | {"c": left})
+    assert sorted(placement.device_order) == list(range(topology.num_devices))
+    assert "idle" not in placement.note
+
+
 @given(meshes())
 def test_segments_describe_the_device_order(drawn: tuple[Topology, dict[str, int]]) -> None:
     topology, mesh = drawn
@@ -166,7 +210,8 @@ def test_segments_describe_the_device_order(drawn: tuple[Topology, dict[str, int
         for segment in reversed(placement.axis_segments(name)):
             near, far = (topology.coordinates(placement.device_order[index]) for index in (0, step * at))
             axes = dict(zip("xyz", zip(near[0], far[0], strict=True), strict=False)) | {
-                "core": (near[1], far[1])
+                "core": (near[1], far[1]),
+                "slice": tuple(topology.slice_of(placement.device_order[index]) for index in (0, step * at)),
             }
             moved = {axis: there - here for axis, (here, there) in axes.items() if here != there}
             assert moved == {segment.axis: segment.stride}

@@ -1,15 +1,33 @@
 """Names of slices, their shapes and their wraparound."""
 
+import dataclasses
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import Topology, TopologyError, UnknownChipError, chips, slices
+from cost_models import Topology, TopologyError, UnknownChipError, chips, larger, slices
 
 GRAMMAR = (
-    "The grammar is <generation>:<X>x<Y>[x<Z>], counted in chips; known generations, with examples: v2:8x8, "
-    "v3:8x16, v4:4x4x8, v5e:4x8, v5p:4x8x8, v6e:4x8, v7x:4x8x8."
+    "The grammar is [<slices>*]<generation>:<X>x<Y>[x<Z>], counted in chips, as v3:4x4 or 2*v5e:16x16 (two slices "
+    "over DCN), and [<nodes>*]<generation>:<devices> for GPUs, as h100:8 or 4*h100:8; known generations, with "
+    "examples: v2:8x8, v3:8x16, v4:4x4x8, v5e:4x8, v5p:4x8x8, v6e:4x8, v7x:4x8x8, a100:4, h100:4, h200:4."
 )
+
+
+def test_slices_multiply_devices() -> None:
+    topology = Topology.parse("2*v3:4x8")
+    assert (topology.num_slices, topology.dims, topology.wrap) == (2, (4, 8), (False, False))
+    assert (topology.num_chips, topology.num_devices) == (2 * 4 * 8, 2 * 4 * 8 * 2)
+    assert topology.grid == {"slice": 2, "y": 8, "x": 4, "core": 2}
+    assert topology != Topology.parse("v3:4x8")
+
+
+def test_a_node_of_gpus_is_a_slice_of_one_axis() -> None:
+    topology = Topology.parse("4*h100:8")
+    assert (topology.dims, topology.wrap, topology.num_devices) == ((8,), (False,), 4 * 8)
+    assert [Topology.parse(f"h100:{count}").num_devices for count in range(1, 9)] == list(range(1, 9))
 
 
 def test_v3_counts_cores() -> None:
@@ -46,6 +64,17 @@ def test_names_round_trip(topology: Topology) -> None:
     assert topology.is_offered
 
 
+@given(
+    st.sampled_from([each for chip in chips() for each in slices(chip.name)]),
+    st.integers(1, 100),
+    st.tuples(*[st.booleans()] * 3),
+)
+def test_names_of_several_slices_round_trip(one: Topology, count: int, wrap: tuple[bool, ...]) -> None:
+    topology = dataclasses.replace(one, num_slices=count, wrap=wrap[: len(one.dims)])
+    assert Topology.parse(str(topology)) == topology
+    assert topology.num_devices == count * one.num_devices
+
+
 @pytest.mark.parametrize(
     ("name", "same"),
     [
@@ -53,6 +82,10 @@ def test_names_round_trip(topology: Topology) -> None:
         (" TPU v3:4x4 ", "v3:4x4"),
         ("V5E=2x4", "v5e:2x4"),
         ("v3:4x4 wrap=none", "v3:4x4"),
+        ("1*v3:4x4", "v3:4x4"),
+        (" 2 * V5E:16x16", "2*v5e:16x16"),
+        ("2*v3:4x4 wrap=xy", "2*v3:4x4 wrap=xy"),
+        ("4*H100=8", "4*h100:8"),
     ],
 )
 def test_spellings(name: str, same: str) -> None:
@@ -72,15 +105,25 @@ def test_spellings(name: str, same: str) -> None:
         (
             "v3:64x64",
             "64x64 (4096 chips) does not fit the v3 pod of 32x32 (1024 chips)",
-            "Did you mean 'v3:32x32'?",
+            "Did you mean '4*v3:32x32'?",
         ),
-        ("somewhere", "it does not follow the grammar", "v7x:4x8x8."),
+        ("0*v3:4x4", "0 slices are none", "Did you mean 'v3:4x4'?"),
+        ("2*v9:4x4", "'v9' is no known generation", "Did you mean 'v6e:4x4'?"),
+        ("*v3:4x4", "it does not follow the grammar", "h200:4."),
+        ("h100-8", "it does not follow the grammar", "'h100-8' counts GPUs. Did you mean 'h100:8'?"),
+        (
+            "h100:16",
+            "an h100 node has 8 devices, not 16; put several nodes together",
+            "Did you mean '2*h100:8'?",
+        ),
+        ("h100:2x4", "h100 nodes have one number, their devices, not 2", "Did you mean 'h100:8'?"),
+        ("somewhere", "it does not follow the grammar", "h200:4."),
     ],
 )
 def test_a_bad_name_is_explained(name: str, reason: str, cure: str) -> None:
     with pytest.raises(TopologyError) as caught:
         Topology.parse(name)
-    assert str(caught.value).startswith(f"Cannot read {name!r} as a TPU slice: {reason}. {GRAMMAR}")
+    assert str(caught.value).startswith(f"Cannot read {name!r} as a topology: {reason}. {GRAMMAR}")
     assert str(caught.value).endswith(cure)
 
 
@@ -100,10 +143,35 @@ def test_slices_ascend(generation: str) -> None:
 
 
 def test_no_slice_is_large_enough() -> None:
-    with pytest.raises(TopologyError, match="the largest v3 slice, v3:32x32, has 2048"):
+    with pytest.raises(TopologyError, match="the largest v3 slice, v3:32x32, has 2048.*such as 2[*]v3:32x32"):
         Topology.smallest("v3", 2049)
     with pytest.raises(UnknownChipError):
         Topology.smallest("v99", 1)
+
+
+@pytest.mark.parametrize("name", ["v3:4x4", "2*v3:4x4", "h100:4", "2*h100:8", "3*v5p:4x4x4"])
+def test_what_is_larger_ascends(name: str) -> None:
+    topology = Topology.parse(name)
+    found = list(larger(topology))
+    sizes = [each.num_devices for each in found]
+    assert sizes == sorted(set(sizes)) and sizes[0] > topology.num_devices
+    assert found[-1].num_slices == 64
+    assert {each.chip.name for each in found} == {topology.chip.name}
+
+
+@pytest.mark.parametrize("name", ["2*v3:4x8", "3*v4:2x4x4", "2*v7x:2x2x4", "4*h100:8", "v5e:4x4", "5*a100:3"])
+def test_device_numbers_are_a_permutation_with_slices_slowest(name: str) -> None:
+    topology = Topology.parse(name)
+    places = itertools.product(
+        range(topology.num_slices),
+        *(range(size) for size in reversed(topology.dims)),
+        range(topology.chip.devices_per_chip),
+    )
+    for device, (number, *position, core) in enumerate(places):
+        assert topology.device(tuple(reversed(position)), core, number) == device
+        assert topology.coordinates(device) == (tuple(reversed(position)), core)
+        assert topology.slice_of(device) == number
+    assert device == topology.num_devices - 1
 
 
 @given(st.sampled_from(["v3:4x8", "v4:2x4x4", "v7x:2x2x4"]), st.data())
