@@ -22,7 +22,7 @@ __all__ = ["Applied", "device_mesh"]
 
 
 def device_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
-    """Arrange devices as the plan was priced: by place in the slice, then in the plan's device order.
+    """Arrange devices as the plan was priced: by slice and place in it, then in the plan's device order.
 
     Raises:
       ValueError: there are fewer devices than the mesh holds.
@@ -35,12 +35,20 @@ def device_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
             f" {devices[0].device_kind if devices else 'none'} were given. Pass more devices,"
             f" or for a test on one machine set XLA_FLAGS=--xla_force_host_platform_device_count={needed} before JAX starts."
         )
-    if all(hasattr(d, "coords") for d in devices):
-        devices.sort(key=lambda d: (*reversed(d.coords), getattr(d, "core_on_chip", 0)))
+    if all(_place(d) for d in devices):
+        devices.sort(key=_place)
         if len(devices) > max(plan.device_order):
             devices = [devices[i] for i in plan.device_order]
     array = np.array(devices[:needed], dtype=object).reshape(tuple(plan.mesh.values()))
     return Mesh(array, tuple(plan.mesh), axis_types=(AxisType.Auto,) * len(plan.mesh))
+
+
+def _place(device: Any) -> tuple[int, ...]:
+    """Return where a device is, slice or node first, as `cost_models.Topology` counts; () if it has no place."""
+    number = getattr(device, "slice_index", None) or 0
+    if hasattr(device, "coords"):
+        return (number, *reversed(device.coords), getattr(device, "core_on_chip", 0))
+    return (number, device.process_index, device.id) if device.platform == "gpu" else ()
 
 
 class Applied:

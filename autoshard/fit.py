@@ -2,6 +2,7 @@
 
 Asked when nothing fits a given slice, so the answer has to be cheap: slices whose devices could not even hold
 an even share of the arguments are skipped, and each other one is tried on a single mesh, the given one grown.
+Several of the largest slice come after all single ones.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def smallest_fitting_slice(
 
     Args:
       source: the traced program.
-      topology: the slice that was too small; smaller ones are not tried.
+      topology: the slice or slices that were too small; the generation is kept.
       mesh: axis name to size on that slice; larger slices get it grown.
       plan_on: makes a plan for a slice and a mesh, within the seconds given.
       memory_limit_bytes: HBM of one device that a plan may use.
@@ -46,8 +47,8 @@ def smallest_fitting_slice(
     least = least_bytes(source)
     deadline = time.monotonic() + time_limit_seconds
     devices = math.prod(mesh.values())
-    for candidate in cm.slices(topology.chip.name):
-        if candidate.num_devices <= devices or least / candidate.num_devices > memory_limit_bytes:
+    for candidate in cm.larger(topology.chip.name, devices):
+        if least / candidate.num_devices > memory_limit_bytes:
             continue
         larger = grown(mesh, candidate.num_devices)
         if larger == dict(mesh):

@@ -15,7 +15,7 @@ def resolve_topology(topology: str | cm.Topology, mesh: Mapping[str, int] | None
     """Return the slice that a user named.
 
     Args:
-      topology: a slice, or its name; a bare generation with a mesh means the smallest slice that holds it.
+      topology: a slice or several, or their name; a bare generation with a mesh means the smallest slice that holds it.
       mesh: axis name to size, or None.
 
     Raises:

@@ -367,7 +367,7 @@ def _where_it_fits(
         plan_on,
         memory_limit_bytes=plan.memory_limit_bytes,
     )
-    generation = plan.topology.partition(":")[0]
+    generation = cm.Topology.parse(plan.topology).chip.name
     if found is None:
         return f"no slice of {generation} was found that the program fits as it is written"
     return f"the smallest slice of {generation} found to do is {found[0]}, as mesh {found[1]}"

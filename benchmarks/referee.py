@@ -21,7 +21,7 @@ import jax
 
 import cost_models as cm
 from autoshard import Plan
-from autoshard.validate import CompiledReport, compile_tpu
+from autoshard.validate import CompiledReport, compile_tpu, compiler_target
 from autoshard.validate.report import plan_artifact
 
 CACHE = Path(".cache/compiled")
@@ -44,14 +44,13 @@ def compiled(
     """Compile a plan's program, as we partition it or as XLA does under our constraints."""
     leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in plan.inputs]
     artifact = plan_artifact(plan, work.fn, work.args, partitioner, "tpu", leaves)
-    topology = cm.Topology.parse(plan.topology)
-    x, y, z = (*topology.wrap, False, False, False)[:3]
+    target = compiler_target(cm.Topology.parse(plan.topology))
     asked = (
         importlib.metadata.version("libtpu"),
         plan.topology,
         tuple(plan.mesh.items()),
         tuple(plan.device_order or ()),
-        (x, y, z),
+        target["wrap"] or (False, False, False),
         stop_early,
     )
     key = hashlib.sha256(repr(asked).encode() + artifact.serialized).hexdigest()[:32]
@@ -63,9 +62,8 @@ def compiled(
             return found
     report = compile_tpu(
         artifact,
-        topology=plan.topology.split()[0],
+        **target,
         device_order=plan.device_order,
-        wrap=(x, y, z) if x or y or z else None,
         stop_early=stop_early,
         timeout_seconds=1800,
     )

@@ -199,7 +199,7 @@ def _check_mesh(topology: Topology, mesh: tuple[tuple[str, int], ...]) -> None:
 
 
 def _cure(topology: Topology, wanted: int) -> str:
-    enough = next((each for each in larger(topology) if each.num_devices >= wanted), None)
+    enough = next(larger(topology.chip.name, wanted - 1), None)
     if enough is None:
         return f"No {topology.chip.name} slice is large enough: shrink an axis."
     return f"Shrink an axis, or use a larger slice: {enough} has {enough.num_devices}."

@@ -239,15 +239,20 @@ def slices(generation: str) -> Iterator[Topology]:
     return iter(_slices(chip(generation).name))
 
 
-def larger(topology: Topology) -> Iterator[Topology]:
+def larger(generation: str, num_devices: int) -> Iterator[Topology]:
     """Iterate over what has more devices: offered slices first, then 2, 4, ... 64 of the largest.
 
-    >>> [str(topology) for topology in larger(Topology.parse("h100:4"))][:3]
+    Args:
+        generation: such as `"v3"`.
+        num_devices: devices that do not suffice, as JAX counts them.
+
+    >>> [str(topology) for topology in larger("h100", 4)][:3]
     ['h100:8', '2*h100:8', '4*h100:8']
+
     """
-    single = _slices(topology.chip.name)
+    single = _slices(chip(generation).name)
     several = (dataclasses.replace(single[-1], num_slices=2**power) for power in range(1, 7))
-    return (each for each in itertools.chain(single, several) if each.num_devices > topology.num_devices)
+    return (each for each in itertools.chain(single, several) if each.num_devices > num_devices)
 
 
 def _default_wrap(figures: Chip, dims: tuple[int, ...]) -> tuple[bool, ...]:

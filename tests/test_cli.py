@@ -336,7 +336,7 @@ def test_a_module_can_be_named_instead_of_a_file() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--topology", "v9:2x2"], "Cannot read 'v9:2x2' as a TPU slice: 'v9' is no known generation."),
+        (["--topology", "v9:2x2"], "Cannot read 'v9:2x2' as a topology: 'v9' is no known generation."),
         (
             ["--topology", "v3:2x2", "--mesh", "data"],
             "--mesh 'data': 'data' is no axis. Give names and sizes",

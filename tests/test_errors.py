@@ -40,7 +40,9 @@ def _evaluate(**options: Any) -> autoshard.Plan:
 # Slices and meshes -------------------------------------------------------------------------------------
 
 GRAMMAR = (
-    "The grammar is <generation>:<X>x<Y>[x<Z>], counted in chips; known generations, with examples: v2:8x8,"
+    "The grammar is [<slices>*]<generation>:<X>x<Y>[x<Z>], counted in chips, as v3:4x4 or 2*v5e:16x16 (two slices"
+    " over DCN), and [<nodes>*]<generation>:<devices> for GPUs, as h100:8 or 4*h100:8; known generations, with"
+    " examples: v2:8x8,"
 )
 
 
@@ -59,7 +61,7 @@ GRAMMAR = (
         (
             "v3:64x64",
             "64x64 (4096 chips) does not fit the v3 pod of 32x32 (1024 chips)",
-            "Did you mean 'v3:32x32'?",
+            "Did you mean '4*v3:32x32'?",
         ),
         ("v3:0x4", "0x4 has an axis without chips", "Did you mean 'v3:2x2'?"),
         ("", "it does not follow the grammar", "v3:8x16"),
@@ -68,13 +70,13 @@ GRAMMAR = (
 def test_unknown_topology(mesh: Any, topology: str, reason: str, cure: str) -> None:
     with pytest.raises(cm.TopologyError) as caught:
         _suggest(topology=topology, mesh=mesh)
-    assert str(caught.value).startswith(f"Cannot read {topology!r} as a TPU slice: {reason}. {GRAMMAR}")
+    assert str(caught.value).startswith(f"Cannot read {topology!r} as a topology: {reason}. {GRAMMAR}")
     assert cure in str(caught.value)
 
 
 def test_a_bare_generation_needs_a_mesh() -> None:
     with pytest.raises(
-        cm.TopologyError, match="Cannot read 'v3' as a TPU slice: it does not follow the grammar"
+        cm.TopologyError, match="Cannot read 'v3' as a topology: it does not follow the grammar"
     ):
         _suggest(topology="v3", mesh=None)
     assert str(_suggest(topology="v3").topology) == "v3:2x2"
@@ -98,7 +100,8 @@ def test_a_topology_of_another_type() -> None:
         ),
         (
             {"x": 4096},
-            "needs 4096 devices, but v3:2x2 has 8 (4 chips x 2 cores). No v3 slice is large enough",
+            "needs 4096 devices, but v3:2x2 has 8 (4 chips x 2 cores). Shrink an axis, or use a larger slice:"
+            " 2*v3:32x32 has 4096.",
         ),
     ],
 )
@@ -114,7 +117,7 @@ def test_a_mesh_larger_than_any_slice() -> None:
         _suggest(topology="v3", mesh={"data": 4096})
     assert str(caught.value) == (
         "4096 devices were asked for, but the largest v3 slice, v3:32x32, has 2048. Ask for fewer devices or use"
-        " several slices."
+        " several slices, such as 2*v3:32x32."
     )
 
 

@@ -250,7 +250,7 @@ def test_another_version_is_named_with_ours(version: Any) -> None:
         (lambda: _changed(timings={"trace": None}), "timings['trace']", "a number is expected, got null"),
         (lambda: _changed(mesh=[["data", 4], ["model"]]), "mesh[1]", "[axis name, size] is expected, got"),
         (lambda: _changed(mesh=[["data", 64]]), "topology or mesh", "The mesh {'data': 64} needs 64 devices"),
-        (lambda: _changed(topology="v9:2x2"), "topology or mesh", "Cannot read 'v9:2x2' as a TPU slice"),
+        (lambda: _changed(topology="v9:2x2"), "topology or mesh", "Cannot read 'v9:2x2' as a topology"),
         (
             lambda: _changed(device_order=[0] * 8),
             "device_order",

@@ -69,9 +69,13 @@ def plan_view(
 def _header(plan: Plan, model_flops: float | None) -> RenderableType:
     estimate, placement = plan.estimate, plan.estimate.machine.placement
     topology = placement.topology
+    chips = topology.num_chips // topology.num_slices
+    names = ("nodes", "GPUs") if topology.chip.platform == "gpu" else ("slices", "chips")
+    counts = [(topology.num_slices, names[0]), (chips, names[1]), (topology.chip.devices_per_chip, "cores")]
+    parts = [f"{count} {what}" for count, what in counts if count > 1 or what == names[1]]
     devices = f"{topology.num_devices} devices"
-    if topology.chip.devices_per_chip > 1:
-        devices = f"{topology.num_chips} chips x {topology.chip.devices_per_chip} cores = {devices}"
+    if len(parts) > 1:
+        devices = f"{' x '.join(parts)} = {devices}"
     used = f", {placement.num_devices} of them used" if placement.num_devices < topology.num_devices else ""
     axes = "; ".join(
         f"{name}={size} on {' '.join(map(str, segments)) or 'one device'}"

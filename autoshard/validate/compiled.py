@@ -8,7 +8,7 @@ import math
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,7 @@ def compile_tpu(
     device_order: Sequence[int] | None = None,
     mesh_shape: Mapping[str, int] | None = None,
     wrap: tuple[bool, bool, bool] | None = None,
+    num_slices: int = 1,
     chip_config_name: str | None = None,
     stop_early: bool = False,
     compiler_options: Mapping[str, Any] | None = None,
@@ -122,11 +123,12 @@ def compile_tpu(
 
     Args:
         artifact: a program exported for the platform "tpu".
-        topology: generation and chips, "v3:8x8" or "v4:4x4x4".
+        topology: generation and chips of a slice, "v3:8x8" or "v4:4x4x4".
         device_order: for each position of the mesh in row-major order, the number of the device, counted over
-            the slice by z, y, x and then core; None for 0, 1, 2 ...
+            the slices by slice, z, y, x and then core; None for 0, 1, 2 ...
         mesh_shape: axis name to size; None for the artifact's own.
         wrap: whether the x, y and z axes of the slice have wrap-around links; None for none of them.
+        num_slices: equal slices, which talk over the data centre network.
         chip_config_name: "megacore" for v4 chips that act as one device.
         stop_early: skip code generation. Collectives, loops and flops are the same; memory lacks the
             compiler's own scratch (15 KiB with libtpu 0.0.52, 107 KiB with 0.0.42.1), and cycles are missing.
@@ -150,12 +152,14 @@ def compile_tpu(
     options: dict[str, Any] = {}
     if wrap is not None:
         options["wrap"] = wrap
+    if num_slices > 1:
+        options["num_slices"] = num_slices
     if chip_config_name is not None:
         options["chip_config_name"] = chip_config_name
     generation = re.split("[:_=]", topology)[0].removeprefix("TPU ").strip()
     return _compile(
         artifact,
-        target=topology,
+        target=f"{num_slices}*{topology}" if num_slices > 1 else topology,
         request={
             "platform": "tpu",
             "topology": topology,
@@ -169,6 +173,29 @@ def compile_tpu(
         cpu_devices=1,
         timeout_seconds=timeout_seconds,
     )
+
+
+def compiler_target(topology: cm.Topology) -> dict[str, Any]:
+    """Return the arguments by which `compile_tpu` takes a topology.
+
+    Raises:
+        CompileError: the topology is of GPUs.
+
+    >>> compiler_target(cm.Topology.parse("2*v5e:8x16"))
+    {'topology': 'v5e:8x16', 'wrap': (False, True, False), 'num_slices': 2}
+
+    """
+    if topology.chip.platform != "tpu":
+        raise CompileError(
+            f"there is no ahead-of-time compiler for GPUs here, and {topology} has GPUs. Compile for CPU only, with "
+            'platforms=("cpu",), or validate at another level.'
+        )
+    x, y, z = (*topology.wrap, False, False, False)[:3]
+    return {
+        "topology": str(replace(topology, num_slices=1)).split()[0],
+        "wrap": (x, y, z) if x or y or z else None,
+        "num_slices": topology.num_slices,
+    }
 
 
 def compile_cpu(

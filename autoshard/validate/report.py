@@ -18,7 +18,7 @@ from autoshard.apply import flat_program, matching_source
 from autoshard.errors import AutoshardError
 from autoshard.session import Source, abstract_mesh
 from autoshard.validate.artifact import Artifact, export_artifact
-from autoshard.validate.compiled import CompiledReport, compile_cpu, compile_tpu
+from autoshard.validate.compiled import CompiledReport, compile_cpu, compile_tpu, compiler_target
 from autoshard.validate.inputs import draw
 from autoshard.validate.match import Match, by_kind, compiled_runs, match, megabytes, predicted_runs
 from autoshard.validate.numerics import compare_numerics
@@ -92,6 +92,7 @@ def validate(
     Raises:
       PlanMismatchError: the plan was made for another function or other shapes.
       AutoshardError: an option is unknown, or the arguments are too large to run here.
+      CompileError: the TPU compiler is asked for, and the plan is for GPUs.
       MissingLibtpuError: the TPU compiler is asked for and not installed.
 
     Example:
@@ -334,6 +335,7 @@ def _compile(
     timeout_seconds: float,
 ) -> Validation:
     source = matching_source(plan, fn, args)
+    target = compiler_target(cm.Topology.parse(plan.topology)) if "tpu" in platforms else {}
     if "tpu" in platforms and not is_libtpu_available():
         missing = MissingLibtpuError()
         missing.args = (f'{missing}; or compile for CPU only, with platforms=("cpu",)',)
@@ -347,7 +349,7 @@ def _compile(
         for partitioner in partitioners:
             artifact = plan_artifact(plan, fn, args, partitioner, platform, shapes)
             try:
-                report = _ask(plan, artifact, platform, full, timeout_seconds)
+                report = _ask(plan, artifact, target, full, timeout_seconds)
             except CompileError as error:
                 failures.append(f"{PARTITIONERS[partitioner]} for {platform}: {error}")
                 continue
@@ -391,18 +393,13 @@ def _compile(
     )
 
 
-def _ask(plan: Plan, artifact: Artifact, platform: str, full: bool, seconds: float) -> CompiledReport:
-    if platform == "cpu":
+def _ask(
+    plan: Plan, artifact: Artifact, target: Mapping[str, Any], full: bool, seconds: float
+) -> CompiledReport:
+    if artifact.platform == "cpu":
         return compile_cpu(artifact, timeout_seconds=seconds)
-    topology = cm.Topology.parse(plan.topology)
-    x, y, z = (*topology.wrap, False, False, False)[:3]
     return compile_tpu(
-        artifact,
-        topology=plan.topology.split()[0],
-        device_order=plan.device_order,
-        wrap=(x, y, z) if x or y or z else None,
-        stop_early=not full,
-        timeout_seconds=seconds,
+        artifact, **target, device_order=plan.device_order, stop_early=not full, timeout_seconds=seconds
     )
 
 
