@@ -114,7 +114,10 @@ _timings = click.option("--timings", is_flag=True, help="Show how long each stag
 @main.command(help=f"Find the fastest sharding that fits a slice.\n\n{_PROGRAM_HELP}")
 @_program
 @click.option(
-    "--topology", required=True, help='Slice, as "v3:4x4"; with --mesh also a bare "v3". See: topologies.'
+    "--topology",
+    required=True,
+    help='Slice, as "v3:4x4" or "h100:8", or several, as "2*v5e:16x16"; with --mesh also a bare "v3". See:'
+    " topologies.",
 )
 @click.option("--mesh", "mesh_text", metavar="data=8,model=4", help="Mesh axes; searched if left out.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the plan to this file.")
@@ -304,16 +307,18 @@ def validate(program: str, plan_path: str, level: str, as_json: bool) -> None:
 @_json
 @_reported
 def topologies(as_json: bool) -> None:
-    """List the slices that can be planned for, by generation."""
-    found = {chip.name: [str(slice_) for slice_ in cm.slices(chip.name)] for chip in cm.chips()}
+    """List the slices of TPUs and nodes of GPUs that can be planned for, by generation."""
+    found = {chip.name: list(cm.slices(chip.name)) for chip in cm.chips()}
     if as_json:
         _print_json(
             {
                 chip.name: {
+                    "platform": chip.platform,
                     "devices_per_chip": chip.devices_per_chip,
                     "hbm_bytes_per_device": chip.hbm_capacity_bytes,
                     "matmul_flops_per_second_per_device": chip.matmul_flops_per_second,
-                    "slices": found[chip.name],
+                    "slices": [str(slice_) for slice_ in found[chip.name]],
+                    "devices": [slice_.num_devices for slice_ in found[chip.name]],
                 }
                 for chip in cm.chips()
             }
@@ -322,10 +327,13 @@ def topologies(as_json: bool) -> None:
     for chip in cm.chips():
         per_chip = f"{chip.devices_per_chip} device{'s' if chip.devices_per_chip > 1 else ''} per chip"
         click.echo(
-            f"{chip.name}: {per_chip}, each {chip.hbm_capacity_bytes / 2**30:.1f} GiB usable HBM and"
+            f"{chip.name}: {'GPUs' if chip.platform == 'gpu' else per_chip}, each"
+            f" {chip.hbm_capacity_bytes / 2**30:.1f} GiB usable HBM and"
             f" {chip.matmul_flops_per_second / 1e12:.0f} TFLOP/s (bf16)"
         )
-        click.echo(click.wrap_text("  ".join(found[chip.name]), 100, "    ", "    "))
+        names = "  ".join(f"{slice_} ({slice_.num_devices})" for slice_ in found[chip.name])
+        click.echo(click.wrap_text(names, 100, "    ", "    "))
+    click.echo(click.wrap_text(f"\nIn brackets: devices. {cm.GRAMMAR}.", 100))
 
 
 # Checks ------------------------------------------------------------------------------------------------

@@ -23,8 +23,10 @@ of the group's devices in a slice and d devices on a chip, an all-gather adds
     V (g-m)/(g m) d / D           each device gathers its counterparts' parts before its slice gathers
     V/g (g-m)/g d / D             an all-to-all
 
-and the levels follow each other, while the messages of a permute travel at once. So m devices share what crosses,
-as in a reduce-scatter within, an all-reduce between and an all-gather within slices.
+and the levels follow each other, while the messages of a permute travel at once. So m devices share what crosses.
+The TPU compiler (libtpu 0.0.52, two slices) writes the same: an all-reduce becomes a reduce-scatter within each
+slice, a transfer of a device's part between hosts and an all-gather, an all-gather a transfer and then an
+all-gather within, a reduce-scatter the reverse; permutes become separate transfers.
 
 The chip at the end of a stretch must receive all that it lacks through its ports; that bound is met by a
 bidirectional ring on a wrapped axis, by pipelining along a line, and by splitting the tensor over the axes

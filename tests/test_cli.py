@@ -211,7 +211,11 @@ def test_topologies_lists_the_slices() -> None:
     text = _run("topologies").stdout
     assert "v3: 2 devices per chip" in text and "v3:32x32" in text
     assert "v5e: 1 device per chip" in text
-    assert "v3:4x4" in json.loads(_run("topologies", "--json").stdout)["v3"]["slices"]
+    assert "h100: GPUs, each 74.5 GiB usable HBM and 989 TFLOP/s (bf16)" in text and "h100:8 (8)" in text
+    assert "4*h100:8" in text and "2*v5e:16x16 (two slices over DCN)" in " ".join(text.split())
+    found = json.loads(_run("topologies", "--json").stdout)
+    assert dict(zip(found["v3"]["slices"], found["v3"]["devices"], strict=True))["v3:4x4"] == 4 * 4 * 2
+    assert found["h100"]["platform"] == "gpu" and "h100:8" in found["h100"]["slices"]
 
 
 @pytest.mark.parametrize("command", [[], ["suggest"], ["show"], ["compare"], ["validate"], ["topologies"]])

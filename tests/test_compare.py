@@ -170,6 +170,19 @@ def test_the_smallest_slice_holds_the_state() -> None:
     assert tried == ["v3:4x4"]
 
 
+def test_several_slices_come_after_the_largest() -> None:
+    args = _shape(2**18, 2**18), _shape(128)
+    source = Source.of(_hungry, args, (0,))
+
+    def plan_on(slice_: cm.Topology, mesh: Mapping[str, int], seconds: float) -> Plan:
+        return suggest(_hungry, *args, topology=slice_, mesh=mesh, donate_argnums=(0,))
+
+    start = cm.Topology.parse("h100:4"), {"x": 4}, plan_on
+    found = smallest_fitting_slice(source, *start, memory_limit_bytes=20 * 2.0**30)
+    # 2 ** 38 bytes over 16 devices are 16 GiB each
+    assert found == ("2*h100:8", {"x": 16})
+
+
 def test_slices_that_cannot_hold_the_arguments_are_not_tried() -> None:
     source = Source.of(_hungry, (_shape(2**18, 2**18), _shape(128)), (0,))
     tried: list[str] = []

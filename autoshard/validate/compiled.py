@@ -182,7 +182,7 @@ def compiler_target(topology: cm.Topology) -> dict[str, Any]:
         CompileError: the topology is of GPUs.
 
     >>> compiler_target(cm.Topology.parse("2*v5e:8x16"))
-    {'topology': 'v5e:8x16', 'wrap': (False, True, False), 'num_slices': 2}
+    {'topology': 'v5e:8x16', 'wrap': (False, True, False), 'num_slices': 2, 'chip_config_name': None}
 
     """
     if topology.chip.platform != "tpu":
@@ -195,6 +195,8 @@ def compiler_target(topology: cm.Topology) -> dict[str, Any]:
         "topology": str(replace(topology, num_slices=1)).split()[0],
         "wrap": (x, y, z) if x or y or z else None,
         "num_slices": topology.num_slices,
+        # By default the compiler takes the two cores of a v4 chip for two devices.
+        "chip_config_name": "megacore" if topology.chip.name == "v4" else None,
     }
 
 
