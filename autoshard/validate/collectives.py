@@ -37,6 +37,15 @@ _MESH = re.compile(r"mesh\[([^\]]*)\](?:,\s*device_ids=\((.*?)\))?\s*(?:\{([^}]*
 _AXIS = re.compile(r"'?([^'=,:]+)'?=(\d+)")
 _AXIS_REFERENCE = re.compile(r"'?([^',:]+)'?(?::\((\d+)\)(\d+))?")
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*?)_\d+"')
+_TRANSFERS = {
+    "ALL_REDUCE": "all-reduce",
+    "ALL_GATHER": "all-gather",
+    "REDUCE_SCATTER": "reduce-scatter",
+    "ALL_TO_ALL": "all-to-all",
+    "ONE_TO_ONE": "collective-permute",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +66,8 @@ class Collective:
         axes: names of the mesh axes that vary within a group, in mesh order; empty when no mesh was given.
         whole_axes: whether a group is exactly the product of `axes` rather than a part of it.
         is_async: whether the compiler split it into a start and a done.
+        slices: slices between which it carries data over the data centre network; 1 within a slice. The rest of
+            what one operation of the program does between slices is rows of its own (`find_collectives`).
         op_name: JAX's path of the operation.
         source: `file:line`, or empty.
         name: the name of (the first of) the instructions.
@@ -76,6 +87,7 @@ class Collective:
     op_name: str
     source: str
     name: str
+    slices: int = 1
 
     @property
     def step_bytes(self) -> int:
@@ -92,14 +104,19 @@ class Collective:
 
 
 def find_collectives(
-    module: Module, schedule: Schedule, mesh_shape: Mapping[str, int]
+    module: Module, schedule: Schedule, mesh_shape: Mapping[str, int], num_slices: int = 1
 ) -> tuple[Collective, ...]:
     """Return the collectives of a module, identical ones folded into one row.
+
+    For several slices the TPU compiler writes one module, in which partitions are those of a slice: what crosses
+    slices is a transfer, a `send` and a `recv` through the hosts that name its kind, and the rest of the same
+    operation collectives within the slice.
 
     Args:
         module: the parsed module.
         schedule: its executions.
         mesh_shape: axis name to size, in the order of the mesh; empty if unknown.
+        num_slices: slices that the mesh covers, as equal stretches of its devices.
 
     Returns:
         The collectives in the order in which they first appear.
@@ -141,7 +158,56 @@ def find_collectives(
         )
         rows[row] = rows.get(row, 0) + 1
         names.setdefault(row, found.name)
+    for transfer in _transfers(module, schedule, mesh_shape, num_slices):
+        row = replace(transfer, name="")
+        rows[row] = rows.get(row, 0) + 1
+        names.setdefault(row, transfer.name)
     return tuple(replace(row, count=count, name=names[row]) for row, count in rows.items())
+
+
+def _transfers(
+    module: Module, schedule: Schedule, mesh_shape: Mapping[str, int], num_slices: int
+) -> Iterator[Collective]:
+    """Yield what goes between slices: per operation its sends and receives, which may come in pieces."""
+    sides: dict[tuple[str, str, str], dict[str, list[Execution]]] = {}
+    for execution in schedule.executions:
+        instruction = execution.instruction
+        found = _TRANSFER.search(instruction.attributes)
+        meeting = _RENDEZVOUS.search(instruction.attributes)
+        if instruction.opcode in ("send", "recv") and found and meeting:
+            key = (execution.computation.name, meeting[1], found[1])
+            sides.setdefault(key, {"send": [], "recv": []})[instruction.opcode].append(execution)
+    for (_, name, way), ends in sides.items():
+        if way not in _TRANSFERS:
+            raise HloParseError(f"unknown transfer between slices: {way}; known: {', '.join(_TRANSFERS)}")
+        kind, first = _TRANSFERS[way], ends["send"][0]
+        sent, received = (sum(e.instruction.arrays[0].bytes for e in ends[side]) for side in ("send", "recv"))
+        size, axes, whole = _between(mesh_shape, num_slices)
+        yield Collective(
+            kind=kind,
+            bytes=max(sent, received),
+            result_bytes=received,
+            count=1,
+            trips=first.trips,
+            group_size=size,
+            sliced_bytes=0,
+            axes=axes,
+            # An exchange goes through the hosts as a whole, and a permute as far as it leaves the slice.
+            whole_axes=whole or kind in ("all-to-all", "collective-permute"),
+            is_async=True,
+            op_name=first.instruction.op_name,
+            source=module.source(first.instruction),
+            name=name,
+            slices=num_slices,
+        )
+
+
+def _between(mesh_shape: Mapping[str, int], num_slices: int) -> tuple[int, tuple[str, ...], bool]:
+    """As `_span`, for the devices that have the same place in all slices."""
+    devices = math.prod(mesh_shape.values())
+    firsts = np.arange(1, num_slices, dtype=np.int64) * (devices // num_slices)
+    axes = _varying_axes(np.stack([0 * firsts, firsts], axis=1), mesh_shape, devices)
+    return num_slices, axes, math.prod(mesh_shape[axis] for axis in axes) == num_slices
 
 
 def step_bytes_by_kind(collectives: Sequence[Collective]) -> dict[str, int]:

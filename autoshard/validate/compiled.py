@@ -278,13 +278,15 @@ def _compile(
             file: (folder / file).read_text() if (folder / file).exists() else ""
             for file in ("hlo.txt", "buffers.txt", "usage.txt")
         }
-    return _read(artifact, target, mesh_shape, clock_hz, report, texts)
+    num_slices = request["topology_options"].get("num_slices", 1)
+    return _read(artifact, target, mesh_shape, num_slices, clock_hz, report, texts)
 
 
 def _read(
     artifact: Artifact,
     target: str,
     mesh_shape: Mapping[str, int],
+    num_slices: int,
     clock_hz: float | None,
     report: Mapping[str, Any],
     texts: Mapping[str, str],
@@ -298,7 +300,7 @@ def _read(
         module = parse_module(text)
         steps = schedule(module)
         trip_counts, unknown = steps.trip_counts, steps.unknown_loops
-        collectives = find_collectives(module, steps, mesh_shape)
+        collectives = find_collectives(module, steps, mesh_shape, num_slices)
         instructions = measure(module, steps)
     complete = bool(report.get("complete"))
     if complete:

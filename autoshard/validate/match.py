@@ -5,15 +5,21 @@ known habits of XLA are recognised, each by its own name: it combines several co
 a reduce-scatter or an all-gather was asked for, moves a cast across, adds partial sums before reducing them,
 moves an array once for all that read it, and shifts the shards of a reduce-scatter into place. What is left
 on either side is not explained.
+
+A collective between slices is several runs on both sides, within slices and between them: so the TPU compiler
+writes it, and so it is priced (`cost_models.collectives`).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+import cost_models as cm
 from autoshard.estimate import Collective as Predicted
 from autoshard.validate.collectives import Collective as Compiled
 
@@ -35,6 +41,9 @@ _STANDS_FOR = {
     "all-to-all": ("all-to-all",),
     "collective-permute": ("collective-permute",),
 }
+# Of each mesh axis the slices that it spans, and its size within one; empty for one slice.
+Levels = Mapping[str, tuple[int, int]]
+_BETWEEN = ("slices",)
 _TAG = re.compile(r"(?:^|/)([gr])(\d+)(?=[./]|$)")
 
 
@@ -44,7 +53,7 @@ class Run:
 
     Attributes:
       kind: as HLO names it.
-      axes: mesh axes, sorted.
+      axes: mesh axes, sorted; "data within" for the part of an axis within a slice, "slices" between slices.
       bytes: of the larger side on one device, unpadded.
       trips: runs in a step.
       group: number of the group of ops that it serves; -1 if unknown.
@@ -120,37 +129,81 @@ def megabytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def predicted_runs(collectives: Iterable[Predicted], *, widened: bool = False) -> tuple[Run, ...]:
+def predicted_runs(
+    collectives: Iterable[Predicted], *, widened: bool = False, levels: Levels = MappingProxyType({})
+) -> tuple[Run, ...]:
     """List what a plan's estimate holds.
 
     Args:
       collectives: those of the estimate.
       widened: count 16-bit floats as 32-bit ones, as XLA's CPU compiler computes them.
+      levels: what of each axis is between slices and what within, where the compiler knows of slices.
     """
     return tuple(
-        Run(
-            kind=c.kind.replace("_", "-"),
-            axes=tuple(sorted(c.axes)),
-            bytes=c.full_bytes * (2 if widened and c.dtype in ("bfloat16", "float16") else 1),
-            trips=c.count,
-            group=c.group,
-            origin=c.source,
-        )
+        Run(kind=kind, axes=axes, bytes=size, trips=c.count, group=c.group, origin=c.source)
         for c in collectives
+        for kind, axes, size in _levelled(
+            c.kind.replace("_", "-"),
+            c.axes,
+            c.full_bytes * (2 if widened and c.dtype in ("bfloat16", "float16") else 1),
+            levels,
+        )
     )
 
 
-def compiled_runs(collectives: Iterable[Compiled], sources: Mapping[int, str]) -> tuple[Run, ...]:
+def levels_of(placement: cm.Placement) -> Levels:
+    """Return how much of each mesh axis lies between slices, and how much within one; nothing for one slice.
+
+    >>> levels_of(cm.place(cm.Topology.parse("2*v5e:4x4"), {"data": 8, "model": 4}))
+    {'data': (2, 4), 'model': (1, 4)}
+    """
+    if placement.topology.num_slices == 1:
+        return {}
+    between = [
+        math.prod(segment.extent for segment in segments if segment.axis == "slice")
+        for segments in placement.segments
+    ]
+    return {name: (n, size // n) for (name, size), n in zip(placement.mesh, between, strict=True)}
+
+
+def _levelled(
+    kind: str, axes: Sequence[str], size: float, levels: Levels
+) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """Yield kind, axes and bytes of what a collective is within and between slices."""
+    within = _within((axis for axis in axes if axis not in levels or levels[axis][1] > 1), levels)
+    if not any(axis in levels and levels[axis][0] > 1 for axis in axes):
+        yield kind, tuple(sorted(axes)), size
+        return
+    part = size / math.prod(levels[axis][1] for axis in axes)
+    if kind in ("all-reduce", "reduce-scatter") and within:
+        yield "reduce-scatter", within, size
+    yield kind, _BETWEEN, size if kind in ("all-to-all", "collective-permute") else part
+    if kind in ("all-reduce", "all-gather") and within:
+        yield "all-gather", within, size
+    if kind == "collective-permute" and within:
+        yield kind, within, size
+
+
+def _within(axes: Iterable[str], levels: Levels) -> tuple[str, ...]:
+    return tuple(
+        sorted(f"{axis} within" if axis in levels and levels[axis][0] > 1 else axis for axis in axes)
+    )
+
+
+def compiled_runs(
+    collectives: Iterable[Compiled], sources: Mapping[int, str], levels: Levels = MappingProxyType({})
+) -> tuple[Run, ...]:
     """List what a compiled program holds, each instruction by itself.
 
     Args:
       collectives: those of the compiled program.
       sources: the user's source line by group number; the instruction itself names the emitter's.
+      levels: as for `predicted_runs`.
     """
     return tuple(
         Run(
             kind=c.kind,
-            axes=tuple(sorted(c.axes)),
+            axes=_BETWEEN if c.slices > 1 else _within(c.axes, levels),
             bytes=float(c.bytes),
             trips=float(c.trips),
             group=group_of(c.op_name),

@@ -20,7 +20,15 @@ from autoshard.session import Source, abstract_mesh
 from autoshard.validate.artifact import Artifact, export_artifact
 from autoshard.validate.compiled import CompiledReport, compile_cpu, compile_tpu, compiler_target
 from autoshard.validate.inputs import draw
-from autoshard.validate.match import Match, by_kind, compiled_runs, match, megabytes, predicted_runs
+from autoshard.validate.match import (
+    Match,
+    by_kind,
+    compiled_runs,
+    levels_of,
+    match,
+    megabytes,
+    predicted_runs,
+)
 from autoshard.validate.numerics import compare_numerics
 from autoshard.validate.process import CompileError, MissingLibtpuError, is_libtpu_available
 from autoshard.validate.validation import Table, Validation
@@ -345,7 +353,8 @@ def _compile(
     done: list[_Compiled] = []
     failures: list[str] = []
     for platform in platforms:
-        predicted = predicted_runs(plan.estimate.collectives, widened=platform == "cpu")
+        levels = levels_of(plan.estimate.machine.placement) if platform == "tpu" else {}
+        predicted = predicted_runs(plan.estimate.collectives, widened=platform == "cpu", levels=levels)
         for partitioner in partitioners:
             artifact = plan_artifact(plan, fn, args, partitioner, platform, shapes)
             try:
@@ -358,7 +367,7 @@ def _compile(
                     target=report.target,
                     program=PARTITIONERS[partitioner],
                     report=report,
-                    match=match(predicted, compiled_runs(report.collectives, sources)),
+                    match=match(predicted, compiled_runs(report.collectives, sources, levels)),
                 )
             )
     differences: list[str] = []
