@@ -61,7 +61,8 @@ def suggest(
     Args:
       fn: a function of positional pytree arguments, without annotations (constraints in it are kept).
       args: pytrees of arrays or `jax.ShapeDtypeStruct`s.
-      topology: a slice as the TPU compiler names it, `"v3:4x4"` (16 chips, 32 cores); with a `mesh`, a bare
+      topology: a slice as the TPU compiler names it, `"v3:4x4"` (16 chips, 32 cores), several over DCN,
+        `"2*v5e:16x16"`, or GPUs, `"h100:8"` and `"4*h100:8"` (four nodes); with a `mesh`, a bare
         generation, `"v3"`, means the smallest slice that holds it.
       mesh: axis name to size, such as `{"data": 8, "model": 4}`; without it meshes of the slice are searched.
       annotations: specs that the plan must keep, by key: `"[0]['embed']"` for an input by its pytree path,

@@ -183,6 +183,36 @@ def test_collectives_of_every_spelling() -> None:
     assert step_bytes_by_kind(found)["all-gather"] == 6 * rows
 
 
+TRANSFERS = """HloModule slices, num_partitions=4
+
+ENTRY %main (x: f32[512,1024]) -> f32[1024,1024] {
+  %x = f32[512,1024]{1,0} parameter(0)
+  %token = token[] after-all()
+  %recv = (f32[1024,1024]{1,0}, u32[], token[]) recv(%token), channel_id=1, is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="gather.3_0",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="KIND"}
+  %send = (f32[512,1024]{1,0}, u32[], token[]) send(%x, %token), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="gather.3_0",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="KIND"}
+  %print = (f32[512,1024]{1,0}, u32[], token[]) send(%x, %token), channel_id=3, is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="print_0"}
+  %done = (f32[1024,1024]{1,0}, token[]) recv-done(%recv), channel_id=1, is_host_transfer=true
+  ROOT %result = f32[1024,1024]{1,0} get-tuple-element(%done), index=0
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axes", "whole"), [({"pod": 2, "x": 4}, "pod", True), ({"d": 8}, "d", False)]
+)
+def test_a_transfer_between_slices_is_a_collective(mesh: dict[str, int], axes: str, whole: bool) -> None:
+    module = parse_module(TRANSFERS.replace("KIND", "ALL_GATHER"))
+    (found,) = find_collectives(module, schedule(module), mesh, 2)
+    assert (found.kind, found.bytes, found.slices, found.group_size) == ("all-gather", 4 * 1024 * 1024, 2, 2)
+    assert (found.axes, found.whole_axes, found.name) == ((axes,), whole, "gather.3")
+
+
+def test_an_unknown_transfer_between_slices_is_refused() -> None:
+    module = parse_module(TRANSFERS.replace("KIND", "SHUFFLE"))
+    with pytest.raises(HloParseError, match="unknown transfer between slices: SHUFFLE; known: ALL_REDUCE, "):
+        find_collectives(module, schedule(module), {"d": 8}, 2)
+
+
 def test_without_a_mesh_there_are_groups_but_no_axes() -> None:
     module = parse_module(COLLECTIVES)
     found = find_collectives(module, schedule(module), {})

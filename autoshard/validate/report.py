@@ -343,7 +343,8 @@ def _compile(
     timeout_seconds: float,
 ) -> Validation:
     source = matching_source(plan, fn, args)
-    target = compiler_target(cm.Topology.parse(plan.topology)) if "tpu" in platforms else {}
+    if "tpu" in platforms:
+        compiler_target(cm.Topology.parse(plan.topology))  # refuses what no compiler here takes
     if "tpu" in platforms and not is_libtpu_available():
         missing = MissingLibtpuError()
         missing.args = (f'{missing}; or compile for CPU only, with platforms=("cpu",)',)
@@ -358,7 +359,7 @@ def _compile(
         for partitioner in partitioners:
             artifact = plan_artifact(plan, fn, args, partitioner, platform, shapes)
             try:
-                report = _ask(plan, artifact, target, full, timeout_seconds)
+                report = _ask(plan, artifact, platform, full, timeout_seconds)
             except CompileError as error:
                 failures.append(f"{PARTITIONERS[partitioner]} for {platform}: {error}")
                 continue
@@ -402,11 +403,10 @@ def _compile(
     )
 
 
-def _ask(
-    plan: Plan, artifact: Artifact, target: Mapping[str, Any], full: bool, seconds: float
-) -> CompiledReport:
-    if artifact.platform == "cpu":
+def _ask(plan: Plan, artifact: Artifact, platform: str, full: bool, seconds: float) -> CompiledReport:
+    if platform == "cpu":
         return compile_cpu(artifact, timeout_seconds=seconds)
+    target = compiler_target(cm.Topology.parse(plan.topology))
     return compile_tpu(
         artifact, **target, device_order=plan.device_order, stop_early=not full, timeout_seconds=seconds
     )
