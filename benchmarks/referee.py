@@ -52,6 +52,7 @@ def compiled(
         tuple(plan.device_order or ()),
         target["wrap"] or (False, False, False),
         stop_early,
+        *filter(None, [target["chip_config_name"]]),
     )
     key = hashlib.sha256(repr(asked).encode() + artifact.serialized).hexdigest()[:32]
     kept = CACHE / f"{key}.pickle"

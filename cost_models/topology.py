@@ -49,8 +49,8 @@ class Topology:
         num_slices: slices, or nodes of GPUs, that talk over DCN.
 
     Raises:
-        TopologyError: if the shape has the wrong rank, an axis below 1, or does not fit the pod, or if there
-            is no slice.
+        TopologyError: if the shape has the wrong rank, an axis below 1, or does not fit the pod, if there is no
+            slice, or if axes behind a switch are to wrap.
 
     >>> topology = Topology.parse("v3:4x4")
     >>> topology.num_devices, topology.wrap
@@ -69,6 +69,8 @@ class Topology:
         _check_dims(self.chip, self.dims)
         if self.num_slices < 1:
             raise TopologyError(f"{self.num_slices} slices are none")
+        if self.chip.has_switch and any(self.wrap):
+            raise TopologyError(f"{self.chip.name} devices are behind a switch, which has no wraparound")
         if not self.wrap:
             object.__setattr__(self, "wrap", _default_wrap(self.chip, self.dims))
         elif len(self.wrap) != len(self.dims):
