@@ -12,7 +12,8 @@ one direction and D the longest axis of the slice that the group touches:
     collective-permute  N / L
 
 Read from schedule dumps of libtpu 0.0.52 for v3:4x4 to v3:32x32, 64 KiB to 256 MiB, within 1 %; on other
-generations checked at 32 MiB only. Some all-gathers were seen with a factor (k-1)/k.
+generations checked at 32 MiB only. Some all-gathers were seen with a factor (k-1)/k. Transfers between slices are no
+part of it.
 """
 
 from cost_models.collectives import COLLECTIVES, CollectiveKind
