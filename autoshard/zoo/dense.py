@@ -19,20 +19,32 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from autoshard.zoo.dense_config import PRESETS, DenseConfig, model_flops, parameter_count, scaled_down
-from autoshard.zoo.optimizers import Tree, adam_init, adam_update
+from autoshard.zoo.dense_config import (
+    ACTIVATION_DIMS,
+    PRESETS,
+    DenseConfig,
+    model_flops,
+    parameter_count,
+    scaled_down,
+    weight_dims,
+)
+from autoshard.zoo.optimizers import OPTIMIZERS, Tree
 
 __all__ = [
+    "ACTIVATION_DIMS",
     "DONATE",
     "PRESETS",
     "DenseConfig",
+    "causal_attention",
     "forward",
     "init",
     "model_flops",
     "parameter_count",
     "scaled_down",
     "train_step",
+    "weight_dims",
 ]
 
 DONATE = (0, 1)
@@ -40,13 +52,30 @@ DONATE = (0, 1)
 
 Batch: TypeAlias = dict[str, Any]
 Step: TypeAlias = Callable[[Tree, Tree, Batch], tuple[Tree, Tree, jax.Array]]
+Name: TypeAlias = Callable[[jax.Array, str], jax.Array]
+Attend: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-def train_step(config: DenseConfig) -> tuple[Step, tuple[Tree, Tree, Batch]]:
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attend from q [B, S, N, D], N heads in groups that share the K heads of k and v [B, S, K, D], backwards only."""
+    batch, seq, heads, size = q.shape
+    kv_heads = k.shape[2]
+    q = q.reshape(batch, seq, kv_heads, heads // kv_heads, size)
+    scores = jnp.einsum("bskgd,btkd->bkgst", q, k, preferred_element_type=jnp.float32) * size**-0.5
+    causal = jnp.arange(seq)[:, None] >= jnp.arange(seq)[None, :]
+    attention = jax.nn.softmax(jnp.where(causal, scores, -1e30), axis=-1).astype(q.dtype)
+    return jnp.einsum("bkgst,btkd->bskgd", attention, v).reshape(batch, seq, heads, size)
+
+
+def train_step(
+    config: DenseConfig, *, name: Name = checkpoint_name, attend: Attend = causal_attention
+) -> tuple[Step, tuple[Tree, Tree, Batch]]:
     """Return one optimizer step of `config` and the shapes of its arguments.
 
     Args:
         config: the dimensions, a preset or your own.
+        name: `name(x, label)` returns `x`, named and perhaps constrained; the labels are those of `ACTIVATION_DIMS`.
+        attend: attention in place of `causal_attention`, such as a kernel's.
 
     Returns:
         `(fn, args)` with `fn(params, opt_state, batch) -> (params, opt_state, loss)` and
@@ -61,13 +90,14 @@ def train_step(config: DenseConfig) -> tuple[Step, tuple[Tree, Tree, Batch]]:
     """
 
     def step(params: Tree, opt_state: Tree, batch: Batch) -> tuple[Tree, Tree, jax.Array]:
-        loss, gradients = jax.value_and_grad(_loss)(params, batch, config)
-        params, opt_state = adam_update(params, gradients, opt_state)
+        loss, gradients = jax.value_and_grad(_loss)(params, batch, config, name, attend)
+        params, opt_state = optimizer.update(params, gradients, opt_state)
         return params, opt_state, loss
 
+    optimizer = OPTIMIZERS[config.optimizer]
     params = _parameter_shapes(config)
     ids = _token_shape(config)
-    return step, (params, jax.eval_shape(adam_init, params), {"tokens": ids, "targets": ids})
+    return step, (params, jax.eval_shape(optimizer.init, params), {"tokens": ids, "targets": ids})
 
 
 def forward(config: DenseConfig) -> tuple[Callable[[Tree, jax.Array], jax.Array], tuple[Tree, Any]]:
@@ -82,7 +112,7 @@ def forward(config: DenseConfig) -> tuple[Callable[[Tree, jax.Array], jax.Array]
     """
 
     def logits(params: Tree, tokens: jax.Array) -> jax.Array:
-        return _logits(params, tokens, config)
+        return _logits(params, tokens, config, checkpoint_name, causal_attention)
 
     return logits, (_parameter_shapes(config), _token_shape(config))
 
@@ -137,32 +167,34 @@ def _normal(key: jax.Array, shape: tuple[int, ...], fan_in: int) -> jax.Array:
 
 
 def _parameter_shapes(config: DenseConfig) -> Tree:
-    return jax.eval_shape(lambda: init(config, jax.random.key(0)))
+    drawn = jax.eval_shape(lambda: init(config, jax.random.key(0)))
+    return jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, config.weight_dtype), drawn)
 
 
 def _token_shape(config: DenseConfig) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((config.batch, config.seq), jnp.int32)
 
 
-def _loss(params: Tree, batch: Batch, config: DenseConfig) -> jax.Array:
+def _loss(params: Tree, batch: Batch, config: DenseConfig, name: Name, attend: Attend) -> jax.Array:
     """Mean softmax cross-entropy in f32 of logits [B, S, V] against integer targets [B, S]."""
-    logits = _logits(params, batch["tokens"], config)
+    logits = _logits(params, batch["tokens"], config, name, attend)
     picked = jnp.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
 
-def _logits(params: Tree, tokens: jax.Array, config: DenseConfig) -> jax.Array:
+def _logits(params: Tree, tokens: jax.Array, config: DenseConfig, name: Name, attend: Attend) -> jax.Array:
     """Logits f32[B, S, V] of tokens i32[B, S]."""
     dtype = jnp.dtype(config.dtype)
-    x = params["embed"][tokens].astype(dtype)
+    x = name(params["embed"][tokens].astype(dtype), "embedded")
     cos, sin = _rotary_tables(config.seq, config.head_dim)
 
     def block(x: jax.Array, weights: Tree) -> jax.Array:
-        x = x + _attention(_rms_norm(x, weights["attention_norm"]), weights, cos, sin)
-        return x + _mlp(_rms_norm(x, weights["mlp_norm"]), weights, config.gated)
+        x = name(x, "block_in")
+        x = x + _attention(_rms_norm(x, weights["attention_norm"]), weights, cos, sin, name, attend)
+        return x + _mlp(_rms_norm(x, weights["mlp_norm"]), weights, config.gated, name)
 
     if config.remat:
-        block = jax.checkpoint(block)
+        block = jax.checkpoint(block, policy=_remat_policy(config))
     if config.scan:
         x, _ = jax.lax.scan(lambda x, weights: (block(x, weights), None), x, params["blocks"])
     else:
@@ -171,36 +203,43 @@ def _logits(params: Tree, tokens: jax.Array, config: DenseConfig) -> jax.Array:
 
     x = _rms_norm(x, params["norm"])
     head = params["embed"].T if config.tie else params["head"]
-    return jnp.einsum("bsm,mv->bsv", x, head.astype(dtype), preferred_element_type=jnp.float32)
+    logits = jnp.einsum("bsm,mv->bsv", x, head.astype(dtype), preferred_element_type=jnp.float32)
+    return name(logits, "logits")
 
 
-def _attention(x: jax.Array, weights: Tree, cos: jax.Array, sin: jax.Array) -> jax.Array:
+def _remat_policy(config: DenseConfig) -> Any:
+    """Policy of `jax.checkpoint` that keeps what the configuration says."""
+    if not (config.saved or config.offloaded):
+        return None
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=config.saved,
+        names_which_can_be_offloaded=config.offloaded,
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+
+def _attention(
+    x: jax.Array, weights: Tree, cos: jax.Array, sin: jax.Array, name: Name, attend: Attend
+) -> jax.Array:
     """Causal attention of x [B, S, M], N query heads sharing K key-value heads in groups of G = N / K."""
-    batch, seq, _ = x.shape
-    _, heads, size = weights["wq"].shape
-    kv_heads = weights["wk"].shape[1]
     q = jnp.einsum("bsm,mnd->bsnd", x, weights["wq"].astype(x.dtype))
     k = jnp.einsum("bsm,mkd->bskd", x, weights["wk"].astype(x.dtype))
     v = jnp.einsum("bsm,mkd->bskd", x, weights["wv"].astype(x.dtype))
-    q = _rotate(q, cos, sin).reshape(batch, seq, kv_heads, heads // kv_heads, size)
-    k = _rotate(k, cos, sin)
-
-    scores = jnp.einsum("bskgd,btkd->bkgst", q, k, preferred_element_type=jnp.float32) * size**-0.5
-    causal = jnp.arange(seq)[:, None] >= jnp.arange(seq)[None, :]
-    attention = jax.nn.softmax(jnp.where(causal, scores, -1e30), axis=-1).astype(x.dtype)
-    context = jnp.einsum("bkgst,btkd->bskgd", attention, v).reshape(batch, seq, heads, size)
-    return jnp.einsum("bsnd,ndm->bsm", context, weights["wo"].astype(x.dtype))
+    q, k, v = name(_rotate(q, cos, sin), "query"), name(_rotate(k, cos, sin), "key"), name(v, "value")
+    context = name(attend(q, k, v), "context")
+    return name(jnp.einsum("bsnd,ndm->bsm", context, weights["wo"].astype(x.dtype)), "attention_out")
 
 
-def _mlp(x: jax.Array, weights: Tree, gated: bool) -> jax.Array:
+def _mlp(x: jax.Array, weights: Tree, gated: bool, name: Name) -> jax.Array:
     """Feed-forward layer of x [B, S, M]: silu-gated with three matrices, or gelu with two."""
-    up = jnp.einsum("bsm,mh->bsh", x, weights["up"].astype(x.dtype))
+    up = name(jnp.einsum("bsm,mh->bsh", x, weights["up"].astype(x.dtype)), "up")
     if gated:
-        gate = jnp.einsum("bsm,mh->bsh", x, weights["gate"].astype(x.dtype))
+        gate = name(jnp.einsum("bsm,mh->bsh", x, weights["gate"].astype(x.dtype)), "gate")
         hidden = jax.nn.silu(gate) * up
     else:
         hidden = jax.nn.gelu(up)
-    return jnp.einsum("bsh,hm->bsm", hidden, weights["down"].astype(x.dtype))
+    return name(jnp.einsum("bsh,hm->bsm", hidden, weights["down"].astype(x.dtype)), "mlp_out")
 
 
 def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:

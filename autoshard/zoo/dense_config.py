@@ -8,6 +8,27 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
+
+from autoshard.zoo.optimizers import OPTIMIZERS
+
+ACTIVATION_DIMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "embedded": ("batch", "seq", "model"),
+        "block_in": ("batch", "seq", "model"),
+        "query": ("batch", "seq", "heads", "head"),
+        "key": ("batch", "seq", "kv_heads", "head"),
+        "value": ("batch", "seq", "kv_heads", "head"),
+        "context": ("batch", "seq", "heads", "head"),
+        "attention_out": ("batch", "seq", "model"),
+        "up": ("batch", "seq", "ff"),
+        "gate": ("batch", "seq", "ff"),
+        "mlp_out": ("batch", "seq", "model"),
+        "logits": ("batch", "seq", "vocab"),
+    }
+)
+"""Names that the program gives its activations, and what the dims of each mean. "block_in" is what a block gets,
+"embedded" what the first one does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +49,12 @@ class DenseConfig:
         gated: silu-gated feed-forward with three matrices, else gelu with two.
         scan: stack the layers' weights and scan over them, else unroll.
         remat: recompute each block's activations in the backward pass.
+        saved: with `remat`, activations that are kept all the same, by their names in `ACTIVATION_DIMS`.
+        offloaded: with `remat`, those that are kept in the host's memory.
         tie: use the embedding table as the output head.
-        dtype: compute type; parameters stay f32.
+        dtype: compute type.
+        weight_dtype: type of the parameters.
+        optimizer: `"adam"` or `"adafactor"`, of `autoshard.zoo.optimizers`.
 
     Raises:
         ValueError: a dimension is not positive, or one does not divide as stated; all are listed.
@@ -49,8 +74,12 @@ class DenseConfig:
     gated: bool = True
     scan: bool = True
     remat: bool = True
+    saved: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
     tie: bool = False
     dtype: str = "bfloat16"
+    weight_dtype: str = "float32"
+    optimizer: str = "adam"
 
     def __post_init__(self) -> None:
         faults = [
@@ -62,6 +91,11 @@ class DenseConfig:
             faults.append(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
         if self.head_dim % 2:
             faults.append(f"head_dim={self.head_dim} must be even: rotary positions turn pairs")
+        for name in (*self.saved, *self.offloaded):
+            if name not in ACTIVATION_DIMS:
+                faults.append(f"no activation is called {name!r}; choose from: {', '.join(ACTIVATION_DIMS)}")
+        if self.optimizer not in OPTIMIZERS:
+            faults.append(f"optimizer={self.optimizer!r} must be one of: {', '.join(OPTIMIZERS)}")
         if faults:
             raise ValueError(f"DenseConfig {self.name!r}: " + "; ".join(faults))
 
@@ -85,6 +119,41 @@ def parameter_count(config: DenseConfig) -> int:
     mlp = c.d_model * c.d_ff * (3 if c.gated else 2)
     tables = c.vocab * c.d_model * (1 if c.tie else 2)
     return c.layers * (attention + mlp + 2 * c.d_model) + tables + c.d_model
+
+
+def weight_dims(config: DenseConfig) -> dict[str, Any]:
+    """Tell what the dims of each parameter mean.
+
+    Args:
+        config: the dimensions.
+
+    Returns:
+        A tree like the parameters; each leaf a tuple of names: those of `ACTIVATION_DIMS`, "layers" for the stack
+        of a scan, and "table" for the width of the embedding table.
+
+    Example:
+        >>> weight_dims(PRESETS["8b"])["blocks"]["wq"]
+        ('layers', 'model', 'heads', 'head')
+
+    """
+    block: dict[str, tuple[str, ...]] = {
+        "wq": ("model", "heads", "head"),
+        "wk": ("model", "kv_heads", "head"),
+        "wv": ("model", "kv_heads", "head"),
+        "wo": ("heads", "head", "model"),
+        "up": ("model", "ff"),
+        "down": ("ff", "model"),
+        "attention_norm": ("norm",),
+        "mlp_norm": ("norm",),
+    }
+    if config.gated:
+        block["gate"] = ("model", "ff")
+    scanned = {name: ("layers", *dims) for name, dims in block.items()}
+    tree: dict[str, Any] = {"embed": ("vocab", "table"), "norm": ("norm",)}
+    tree["blocks"] = scanned if config.scan else [dict(block) for _ in range(config.layers)]
+    if not config.tie:
+        tree["head"] = ("model", "vocab")
+    return tree
 
 
 def model_flops(config: DenseConfig) -> int:
