@@ -53,7 +53,15 @@ _FILL_CYCLES = 750
 
 @functools.lru_cache(maxsize=65536)
 def matmul_seconds(
-    chip: Chip, *, batch: int, m: int, k: int, n: int, dtype_bytes: float, precision: Precision = "default"
+    chip: Chip,
+    *,
+    batch: int,
+    m: int,
+    k: int,
+    n: int,
+    dtype_bytes: float,
+    precision: Precision = "default",
+    resident: bool = False,
 ) -> float:
     """Time of the matrix unit for `batch` products of an m x k by a k x n matrix.
 
@@ -71,6 +79,7 @@ def matmul_seconds(
         dtype_bytes: bytes per element of the operands: 1 takes the int8 or float8 rate where the chip has
             one, 2 and 4 the bfloat16 rate, 8 counts as complex64.
         precision: of float32 operands, which TPUs round to bfloat16 at `"default"`; see `Chip.f32_passes`.
+        resident: the operands lie in VMEM, as in a kernel written by hand: nothing is filled.
 
     Returns:
         Seconds; 0 if any dimension is 0.
@@ -96,6 +105,8 @@ def matmul_seconds(
     if not (batch and m and k and n):
         return 0.0
     seconds = batch * _array_seconds(chip, m, k, n, dtype_bytes, precision)
+    if resident:
+        return seconds
     block_bytes = k * (min(m, _FILL_BLOCK) + min(n, _FILL_BLOCK)) * dtype_bytes
     return seconds + _fill_seconds(chip, block_bytes)
 
