@@ -59,8 +59,12 @@ demo: $(STAMP)  ## Plan a model and print the plan.
 	$(BIN)/python -m autoshard.demo
 
 .PHONY: bench
-bench: $(STAMP)  ## Run the slow tests.
+bench: $(STAMP) published  ## Run the slow tests, and predict the published steps.
 	$(BIN)/python -m pytest -m slow
+
+.PHONY: published
+published: $(STAMP)  ## Predict train steps that were published; write docs/published.md. ROWS=v5p,lingvo picks some.
+	$(BIN)/python -m benchmarks.published --rows "$(ROWS)"
 
 .PHONY: bench-partition
 bench-partition: $(STAMP)  ## Compare what our programs send with what XLA's partitioner sends; write docs/partition.md.

@@ -149,7 +149,7 @@ class _Liveness:
     def _root(self, var: Any, name: str, category: str, start: int) -> _Root:
         aval = var.aval
         return _Root(
-            bytes=float(self.machine.bytes_of(aval.shape, aval.dtype)),
+            bytes=float(self.machine.stored_bytes(aval)),
             name=name,
             category=category,
             shape=tuple(aval.shape),
@@ -252,7 +252,7 @@ class _Liveness:
         return [kernels[t] for t in order]
 
     def _bytes(self, var: Any) -> float:
-        return float(self.machine.bytes_of(var.aval.shape, var.aval.dtype))
+        return float(self.machine.stored_bytes(var.aval))
 
     def _sweep(
         self,

@@ -79,6 +79,18 @@ def shape_of(atom: Atom) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
+def on_host(aval: Any) -> bool:
+    """Tell an array that lies in the host's memory."""
+    return bool(getattr(aval, "memory_space", None) == jax.memory.Space.Host)
+
+
+def local_aval(value: Value, shape: tuple[int, ...]) -> Any:
+    """Abstract value of one device's part of a value."""
+    if on_host(value.aval):
+        return value.aval.update(shape=shape)
+    return jax.ShapeDtypeStruct(shape, value.dtype)
+
+
 def itemsize(dtype: Any) -> float:
     """Bytes per element of a dtype, PRNG keys and sub-byte integers included.
 

@@ -31,7 +31,7 @@ from autoshard.partition.kernels import kernel_costs
 from autoshard.partition.nested import branch_shares
 from autoshard.partition.price import Cost
 from autoshard.partition.reshard import Resharder
-from autoshard.program import Atom, Op, Value, aval_of, shape_of
+from autoshard.program import Atom, Op, Value, aval_of, local_aval, shape_of
 from autoshard.rules import Assignment, Kind
 from autoshard.strategies_memory import buffers
 from autoshard.ties import tie
@@ -258,7 +258,7 @@ class _Builder:
                     shape, prices = value.shape[lead:], []
                     for x in origin.layouts:
                         local = local_shape(shape, Layout(x.dims[lead:]), self.machine.mesh)
-                        var = SimpleNamespace(aval=jax.ShapeDtypeStruct(local, value.dtype))
+                        var = SimpleNamespace(aval=local_aval(value, local))
                         prices.append(weight * copies * self.machine.copying_cost(var).seconds)
                     node = self.nodes[origin.node]
                     node.costs = node.costs + np.array(prices)

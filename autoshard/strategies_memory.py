@@ -16,7 +16,7 @@ import numpy as np
 from autoshard.boundary import boundaries
 from autoshard.grouping import Block, Group
 from autoshard.layout import Layout, local_shape
-from autoshard.program import Value
+from autoshard.program import Value, local_aval, on_host
 from autoshard.rules import Kind
 
 if TYPE_CHECKING:
@@ -152,10 +152,10 @@ class _Buffers:
         return not node.costs.any()
 
     def size(self, value: Value, layout: Layout) -> float:
-        key = (value.shape, value.dtype, layout.dims)
+        key = (value.shape, value.dtype, on_host(value.aval), layout.dims)
         if key not in self._sizes:
             shape = local_shape(value.shape, layout, self.machine.mesh)
-            self._sizes[key] = float(self.machine.bytes_of(shape, value.dtype))
+            self._sizes[key] = float(self.machine.stored_bytes(local_aval(value, shape)))
         return self._sizes[key]
 
     def add(self, value: Value, start: int, end: int) -> None:

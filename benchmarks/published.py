@@ -14,8 +14,8 @@ import math
 import statistics
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 import autoshard
 import cost_models as cm
 from autoshard import Plan
+from autoshard.estimate import Entry
 from autoshard.zoo import dense
 
 DATA = Path(__file__).with_suffix(".toml")
@@ -69,7 +70,7 @@ class Result:
     @property
     def error(self) -> float:
         """Predicted over published step time, less one."""
-        return self.plan.step_seconds / self.row.seconds - 1
+        return float(self.plan.step_seconds / self.row.seconds - 1)
 
     @property
     def attention(self) -> float:
@@ -89,15 +90,15 @@ class Result:
     @property
     def wire(self) -> float:
         """Seconds of all collectives."""
-        return sum(e.seconds for e in self.plan.estimate.entries if e.kind == "collective")
+        return float(sum(e.seconds for e in self.plan.estimate.entries if e.kind == "collective"))
 
     @property
     def exposed(self) -> float:
         """Seconds by which the collectives make the step longer."""
-        return self.plan.step_seconds - self.attention - self.products - self.rest
+        return float(self.plan.step_seconds) - self.attention - self.products - self.rest
 
     @property
-    def _kernels(self) -> list[Any]:
+    def _kernels(self) -> list[Entry]:
         return [e for e in self.plan.estimate.entries if e.kind != "collective"]
 
 
@@ -139,12 +140,15 @@ def _row(entry: Mapping[str, Any], data: Mapping[str, Any]) -> Row:
 def _seconds(entry: Mapping[str, Any], config: dense.DenseConfig) -> float:
     given = [key for key in _PUBLISHED if key in entry]
     if len(given) != 1:
-        raise ValueError(f"row {entry['name']!r} gives {given or 'nothing'}; give one of {', '.join(_PUBLISHED)}")
+        raise ValueError(
+            f"row {entry['name']!r} gives {given or 'nothing'}; give one of {', '.join(_PUBLISHED)}"
+        )
     value = float(entry[given[0]])
     if given[0] == "tokens_per_second":
         return config.batch * config.seq / value
     if given[0] == "tflops_per_device":
-        return dense.model_flops(config) / (value * 1e12 * math.prod(entry["mesh"].values()))
+        devices = math.prod(int(n) for n in entry["mesh"].values())
+        return dense.model_flops(config) / (value * 1e12 * devices)
     return value
 
 
@@ -209,8 +213,9 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, *, blocks: Mapping[str, An
         block_sizes=splash.BlockSizes(**blocks),
         residual_checkpoint_name="context",
     )
-    q, k, v = ((x.swapaxes(1, 2)) for x in (q * size**-0.5, k, v))
-    return jax.vmap(kernel)(q, k, v).swapaxes(1, 2)
+    q, k, v = (x.swapaxes(1, 2) for x in (q * size**-0.5, k, v))
+    context: jax.Array = jax.vmap(kernel)(q, k, v)
+    return context.swapaxes(1, 2)
 
 
 def refused(row: Row) -> str:
@@ -271,7 +276,9 @@ def summary(results: Sequence[Result]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Predict, print progress and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", default="", help="words of names or sources, with commas; all rows when left out")
+    parser.add_argument(
+        "--rows", default="", help="words of names or sources, with commas; all rows when left out"
+    )
     parser.add_argument("--output", type=Path, default=Path("docs/published.md"))
     options = parser.parse_args(argv)
     words = [w for w in options.rows.split(",") if w]

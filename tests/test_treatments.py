@@ -1,17 +1,22 @@
 """Ops that are not split by a rule: inlined, run once, left to the platform, or run whole."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 import autoshard
+import search
 from autoshard.errors import TraceError
+from autoshard.planner import model_of
 from autoshard.trace import trace
 from tests.helpers.running import differences, session_of, whole_decisions
 
@@ -264,6 +269,54 @@ def test_a_kernel_of_pallas_costs_its_body_once_per_point_of_its_grid() -> None:
 
     x, w = jnp.ones((1024, 256)), jnp.ones((256, 256))
     assert _flops(product, x, w) == _flops(lambda x, w: x @ w, x, w) == 2 * 1024 * 256 * 256
+
+
+def test_products_in_a_kernel_of_pallas_find_their_operands_in_vmem() -> None:
+    def body(x, w, out):
+        out[...] = jnp.dot(x[...], w[...], preferred_element_type=jnp.float32)
+
+    def product(x, w, *, steps):
+        rows = pl.BlockSpec((x.shape[0] // steps, 512), lambda i: (i, 0))
+        whole = pl.BlockSpec((512, 512), lambda i: (0, 0))
+        like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+        return pl.pallas_call(body, grid=(steps,), in_specs=[rows, whole], out_specs=rows, out_shape=like)(
+            x, w
+        )
+
+    x, w = jnp.ones((65536, 512), jnp.bfloat16), jnp.ones((512, 512), jnp.bfloat16)
+    found = []
+    for steps in (1, 64):
+        session = session_of(functools.partial(product, steps=steps), (x, w), {"a": 2})
+        (entry,) = session.estimate(whole_decisions(session.source.block)).entries
+        found.append(entry.cost.matrix_seconds)
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_what_lies_in_the_hosts_memory_takes_no_hbm() -> None:
+    def block(x, w):
+        return jnp.tanh(checkpoint_name(x, "kept") @ w)
+
+    def loss(ws, x):
+        policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=["kept"],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+        step = jax.checkpoint(block, policy=policy)
+        return lax.scan(lambda x, w: (step(x, w), None), x, ws)[0].sum()
+
+    ws, x = jnp.ones((16, 128, 128)), jnp.ones((8192, 128))
+    session = session_of(jax.grad(loss), (ws, x), {"a": 2})
+    found = session.estimate(whole_decisions(session.source.block))
+    kept = 16 * 8192 * 128 * 4
+    assert found.peak_bytes < kept
+    # Put there and fetched once: the array crosses HBM twice in all.
+    assert sum(e.cost.hbm_bytes * e.count for e in found.entries if e.title == "device_put") == 2 * kept
+    model, _ = model_of(session, {})
+    choice = list(search.solve(model.problem, time_limit_seconds=20).choice)
+    seconds = session.estimate(model.decisions(choice)).serial_seconds
+    assert seconds == pytest.approx(model.problem.objective(choice), rel=1e-6)
 
 
 def test_a_ragged_product_costs_every_row_once() -> None:

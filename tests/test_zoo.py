@@ -133,6 +133,35 @@ def test_dense_variants_have_equal_losses(scan: bool, remat: bool) -> None:
     assert _dense_losses(variant) == pytest.approx(_dense_losses(GROUPED), rel=1e-4)
 
 
+def test_dense_keeps_activations_by_name() -> None:
+    variant = dataclasses.replace(GROUPED, saved=("query", "up"), offloaded=("block_in",))
+    assert _dense_losses(variant) == pytest.approx(_dense_losses(GROUPED), rel=1e-4)
+
+
+def test_dense_learns_with_adafactor() -> None:
+    losses = _dense_losses(dataclasses.replace(GROUPED, optimizer="adafactor"))
+    assert losses[-1] < losses[0] - 0.1
+    assert all(after < before for before, after in zip(losses, losses[1:], strict=False))
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("config", DENSE_SMALL, ids=lambda config: config.name)
+def test_dense_names_every_dim_of_its_parameters(config: dense.DenseConfig, scan: bool) -> None:
+    config = dataclasses.replace(config, scan=scan)
+    _, (params, _, _) = dense.train_step(config)
+    dims = dense.weight_dims(config)
+    is_leaf = lambda x: isinstance(x, tuple)  # noqa: E731
+    ranks = jax.tree.map(len, dims, is_leaf=is_leaf)
+    assert ranks == jax.tree.map(lambda p: p.ndim, params)
+
+
+def test_dense_refuses_names_that_it_does_not_give() -> None:
+    with pytest.raises(ValueError, match="no activation is called 'mlp'; choose from: embedded, block_in"):
+        dataclasses.replace(GROUPED, saved=("mlp",))
+    with pytest.raises(ValueError, match="optimizer='sgd' must be one of: adam, adafactor"):
+        dataclasses.replace(GROUPED, optimizer="sgd")
+
+
 def test_dense_in_bfloat16_stays_near_float32() -> None:
     half = dataclasses.replace(GROUPED, dtype="bfloat16")
     assert _dense_losses(half) == pytest.approx(_dense_losses(GROUPED), rel=2e-2)

@@ -19,7 +19,7 @@ from autoshard.layout import local_shape
 from autoshard.partition.emitter import emit_group, leaves_partial
 from autoshard.partition.ledger import Ledger, group_tag
 from autoshard.partition.price import FREE, Cost, Machine, add_costs
-from autoshard.program import Value
+from autoshard.program import Value, local_aval
 from autoshard.rules import Assignment, family
 
 __all__ = ["kernel_costs"]
@@ -73,7 +73,7 @@ def _written_down(
     env: dict[Value, _Var] = {}
     for i, value in enumerate(item.inputs):
         shape = local_shape(value.shape, item.input_layout(i, assignment), machine.mesh)
-        env[value] = _Var(jax.ShapeDtypeStruct(shape, value.dtype))
+        env[value] = _Var(local_aval(value, shape))
     eqns = []
     for i, op in enumerate(item.ops):
         view = item.view(i, assignment, machine.mesh)
@@ -81,7 +81,7 @@ def _written_down(
         if fam.emits_more(op, view):
             return None
         for j, value in enumerate(op.outputs):
-            env[value] = _Var(jax.ShapeDtypeStruct(view.out_shape(op, j), value.dtype))
+            env[value] = _Var(local_aval(value, view.out_shape(op, j)))
         changes = fam.params(op, view)
         eqns.append(
             _Eqn(

@@ -20,7 +20,7 @@ from autoshard.fusion import PLAIN, Fused, Rider, Tail
 from autoshard.layout import Axes, MeshShape, coordinates, mesh_size, position
 from autoshard.partition.nested import bodies
 from autoshard.partition.vector import vector_work
-from autoshard.program import Equation, itemsize
+from autoshard.program import Equation, itemsize, on_host
 
 __all__ = ["COLLECTIVES", "Cost", "Machine"]
 
@@ -105,6 +105,13 @@ class Machine:
     def bytes_of(self, shape: Sequence[int], dtype: Any) -> int:
         """Bytes of a local array in HBM, tiles padded."""
         return cm.padded_bytes(self.chip, tuple(shape), itemsize(dtype))
+
+    def stored_bytes(self, aval: Any) -> int:
+        """Bytes that a local array takes in HBM; none of one in the host's memory.
+
+        What is put there or fetched crosses HBM once, and the link to the host beside other work: that takes no time.
+        """
+        return 0 if on_host(aval) else self.bytes_of(aval.shape, aval.dtype)
 
     # Collectives ------------------------------------------------------------------------------
 
@@ -224,7 +231,7 @@ class Machine:
         written = [v for v in dict.fromkeys(outputs) if v in made]
         touched = sum(reads.values())
         stores: list[tuple[float, float]] = [
-            (self.bytes_of(v.aval.shape, v.aval.dtype), itemsize(v.aval.dtype)) for v in written
+            (self.stored_bytes(v.aval), itemsize(v.aval.dtype)) for v in written
         ]
         if fused.tail is not None:
             (result,) = written
@@ -269,7 +276,8 @@ class Machine:
 
     def copying_cost(self, var: Any) -> Cost:
         """Price of copying an array, such as a turn of a scan does with what it slices or stacks."""
-        return self._kernel_cost(0.0, 0.0, 2 * self.bytes_of(var.aval.shape, var.aval.dtype))
+        size = self.stored_bytes(var.aval)
+        return self._kernel_cost(0.0, 0.0, 2 * size) if size else FREE
 
     def storing_cost(self, var: Any, rider: Rider) -> Cost:
         """Price of computing and storing a value, for a reshard, that readers else compute on the spot."""
@@ -323,7 +331,7 @@ class Machine:
         if i == 0 and name.startswith("scatter"):
             updates = eqn.invars[2].aval
             return self.bytes_of(updates.shape, updates.dtype)
-        return self.bytes_of(aval.shape, aval.dtype)
+        return self.stored_bytes(aval)
 
     def _in_place_bytes(self, eqn: Equation) -> float:
         """Bytes of the result that stay where they are."""
@@ -392,9 +400,7 @@ class Machine:
         n = math.prod(n for i, n in enumerate(right.shape) if i not in (*rhs_contract, *rhs_batch, *groups))
         return self._product(eqn, batch, m, k, n)
 
-    def _product(
-        self, eqn: Equation, batch: int, m: int, k: int, n: int, resident: bool = False
-    ) -> Cost:
+    def _product(self, eqn: Equation, batch: int, m: int, k: int, n: int, resident: bool = False) -> Cost:
         size = max(itemsize(eqn.invars[0].aval.dtype), itemsize(eqn.invars[1].aval.dtype))
         precision = _precision(eqn, size)
         seconds = cm.matmul_seconds(

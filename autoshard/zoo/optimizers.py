@@ -79,7 +79,8 @@ def adam_update(
     v = jax.tree.map(lambda v, g: beta2 * v + (1.0 - beta2) * g * g, state["v"], gradients)
 
     def stepped(p: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
-        return (p - learning_rate * (m / bias1) / (jnp.sqrt(v / bias2) + epsilon)).astype(p.dtype)
+        moved: jax.Array = p - learning_rate * (m / bias1) / (jnp.sqrt(v / bias2) + epsilon)
+        return moved.astype(p.dtype)
 
     params = jax.tree.map(stepped, params, m, v)
     return params, {"count": count, "m": m, "v": v}
