@@ -34,14 +34,14 @@ from autoshard.zoo import dense
 DATA = Path(__file__).with_suffix(".toml")
 MEAN_LIMIT, WORST_LIMIT = 0.10, 0.25
 """What the errors of step time should stay within."""
-_NOT_MODEL = frozenset("name source model scheme kernel topology mesh note".split())
+_NOT_MODEL = frozenset("name source model scheme kernel program topology mesh note".split())
 _PUBLISHED = ("seconds", "tokens_per_second", "tflops_per_device")
 Axes = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A published train step.
+    """A published step: of training, or a forward pass where `program` says so.
 
     `parameters` and `activations` list the mesh axes that split each dim, of those that the mesh has; `blocks` are
     the block sizes of the attention kernel, None where attention is plain. `seconds` is what was published, or
@@ -51,6 +51,7 @@ class Row:
     name: str
     source: str
     config: dense.DenseConfig
+    program: str
     topology: str
     mesh: Mapping[str, int]
     parameters: Axes
@@ -127,6 +128,7 @@ def _row(entry: Mapping[str, Any], data: Mapping[str, Any]) -> Row:
         name=entry["name"],
         source=entry["source"],
         config=config,
+        program=entry.get("program", "train"),
         topology=entry["topology"],
         mesh=mesh,
         parameters=present(scheme["parameters"]),
@@ -185,20 +187,28 @@ def plan_of(row: Row) -> Plan:
             out_specs=placed("context"),
             check_vma=False,
         )
-    fn, args = dense.train_step(row.config, name=name, attend=attend)
     parameters = jax.tree.map(
         lambda dims: spec(dims, row.parameters),
         dense.weight_dims(row.config),
         is_leaf=lambda x: isinstance(x, tuple),
     )
-    state = None if row.config.optimizer == "adafactor" else {"count": None, "m": parameters, "v": parameters}
+    batch = spec(("batch",), row.activations)
+    fn: Any
+    if row.program == "forward":
+        fn, args = dense.forward(row.config, name=name, attend=attend)
+        specs, donated = (parameters, batch), ()
+    else:
+        fn, args = dense.train_step(row.config, name=name, attend=attend)
+        moments = {"count": None, "m": parameters, "v": parameters}
+        specs = (parameters, None if row.config.optimizer == "adafactor" else moments, batch)
+        donated = dense.DONATE
     return autoshard.evaluate(
         fn,
         *args,
         topology=row.topology,
         mesh=row.mesh,
-        in_specs=(parameters, state, spec(("batch",), row.activations)),
-        donate_argnums=dense.DONATE,
+        in_specs=specs,
+        donate_argnums=donated,
         name=row.name,
     )
 

@@ -100,11 +100,15 @@ def train_step(
     return step, (params, jax.eval_shape(optimizer.init, params), {"tokens": ids, "targets": ids})
 
 
-def forward(config: DenseConfig) -> tuple[Callable[[Tree, jax.Array], jax.Array], tuple[Tree, Any]]:
+def forward(
+    config: DenseConfig, *, name: Name = checkpoint_name, attend: Attend = causal_attention
+) -> tuple[Callable[[Tree, jax.Array], jax.Array], tuple[Tree, Any]]:
     """Return the forward pass of `config` and the shapes of its arguments.
 
     Args:
         config: the dimensions.
+        name: as for `train_step`.
+        attend: as for `train_step`.
 
     Returns:
         `(fn, args)` with `fn(params, tokens) -> logits`; tokens i32[B, S], logits f32[B, S, V].
@@ -112,7 +116,7 @@ def forward(config: DenseConfig) -> tuple[Callable[[Tree, jax.Array], jax.Array]
     """
 
     def logits(params: Tree, tokens: jax.Array) -> jax.Array:
-        return _logits(params, tokens, config, checkpoint_name, causal_attention)
+        return _logits(params, tokens, config, name, attend)
 
     return logits, (_parameter_shapes(config), _token_shape(config))
 
@@ -159,7 +163,8 @@ def _init_block(config: DenseConfig, key: jax.Array) -> Tree:
         shapes["gate"] = ((d, h), d)
     keys = jax.random.split(key, len(shapes))
     block = {name: _normal(key, *shapes[name]) for name, key in zip(shapes, keys, strict=True)}
-    return block | {"attention_norm": jnp.ones((d,)), "mlp_norm": jnp.ones((d,))}
+    norms = ("attention_norm",) if config.parallel else ("attention_norm", "mlp_norm")
+    return block | {name: jnp.ones((d,)) for name in norms}
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...], fan_in: int) -> jax.Array:
@@ -190,7 +195,11 @@ def _logits(params: Tree, tokens: jax.Array, config: DenseConfig, name: Name, at
 
     def block(x: jax.Array, weights: Tree) -> jax.Array:
         x = name(x, "block_in")
-        x = x + _attention(_rms_norm(x, weights["attention_norm"]), weights, cos, sin, name, attend)
+        normed = _rms_norm(x, weights["attention_norm"])
+        attended = _attention(normed, weights, cos, sin, name, attend)
+        if config.parallel:
+            return x + attended + _mlp(normed, weights, config.gated, name)
+        x = x + attended
         return x + _mlp(_rms_norm(x, weights["mlp_norm"]), weights, config.gated, name)
 
     if config.remat:

@@ -47,6 +47,7 @@ class DenseConfig:
         batch: global batch, in sequences, B.
         seq: tokens per sequence, S.
         gated: silu-gated feed-forward with three matrices, else gelu with two.
+        parallel: attention and feed-forward side by side, behind one norm, else one after the other.
         scan: stack the layers' weights and scan over them, else unroll.
         remat: recompute each block's activations in the backward pass.
         saved: with `remat`, activations that are kept all the same, by their names in `ACTIVATION_DIMS`.
@@ -72,6 +73,7 @@ class DenseConfig:
     batch: int
     seq: int
     gated: bool = True
+    parallel: bool = False
     scan: bool = True
     remat: bool = True
     saved: tuple[str, ...] = ()
@@ -118,7 +120,8 @@ def parameter_count(config: DenseConfig) -> int:
     attention = c.d_model * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
     mlp = c.d_model * c.d_ff * (3 if c.gated else 2)
     tables = c.vocab * c.d_model * (1 if c.tie else 2)
-    return c.layers * (attention + mlp + 2 * c.d_model) + tables + c.d_model
+    norms = c.d_model * (1 if c.parallel else 2)
+    return c.layers * (attention + mlp + norms) + tables + c.d_model
 
 
 def weight_dims(config: DenseConfig) -> dict[str, Any]:
@@ -144,10 +147,11 @@ def weight_dims(config: DenseConfig) -> dict[str, Any]:
         "up": ("model", "ff"),
         "down": ("ff", "model"),
         "attention_norm": ("norm",),
-        "mlp_norm": ("norm",),
     }
     if config.gated:
         block["gate"] = ("model", "ff")
+    if not config.parallel:
+        block["mlp_norm"] = ("norm",)
     scanned = {name: ("layers", *dims) for name, dims in block.items()}
     tree: dict[str, Any] = {"embed": ("vocab", "table"), "norm": ("norm",)}
     tree["blocks"] = scanned if config.scan else [dict(block) for _ in range(config.layers)]
