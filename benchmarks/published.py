@@ -41,9 +41,10 @@ Axes = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A published step: of training, or a forward pass where `program` says so.
+    """A published step; `program` says of what: training, "forward" or "decode".
 
-    `parameters` and `activations` list the mesh axes that split each dim, of those that the mesh has; `blocks` are
+    `parameters` and `activations` list the mesh axes that split each dim, of those that the mesh has, and `overrides`
+    those of single activations; `blocks` are
     the block sizes of the attention kernel, None where attention is plain. `seconds` is what was published, or
     follows from it.
     """
@@ -56,6 +57,7 @@ class Row:
     mesh: Mapping[str, int]
     parameters: Axes
     activations: Axes
+    overrides: Mapping[str, Axes]
     blocks: Mapping[str, Any] | None
     seconds: float
     note: str
@@ -133,6 +135,7 @@ def _row(entry: Mapping[str, Any], data: Mapping[str, Any]) -> Row:
         mesh=mesh,
         parameters=present(scheme["parameters"]),
         activations=present(scheme["activations"]),
+        overrides={label: present(axes) for label, axes in scheme.get("overrides", {}).items()},
         blocks=data["kernels"][entry["kernel"]] if "kernel" in entry else None,
         seconds=_seconds(entry, config),
         note=entry.get("note", ""),
@@ -171,7 +174,7 @@ def plan_of(row: Row) -> Plan:
     )
 
     def placed(label: str) -> PartitionSpec:
-        return spec(dense.ACTIVATION_DIMS[label], row.activations)
+        return spec(dense.ACTIVATION_DIMS[label], {**row.activations, **row.overrides.get(label, {})})
 
     def name(x: jax.Array, label: str) -> jax.Array:
         x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, placed(label)))
@@ -192,25 +195,34 @@ def plan_of(row: Row) -> Plan:
         dense.weight_dims(row.config),
         is_leaf=lambda x: isinstance(x, tuple),
     )
-    batch = spec(("batch",), row.activations)
-    fn: Any
-    if row.program == "forward":
-        fn, args = dense.forward(row.config, name=name, attend=attend)
-        specs, donated = (parameters, batch), ()
-    else:
-        fn, args = dense.train_step(row.config, name=name, attend=attend)
-        moments = {"count": None, "m": parameters, "v": parameters}
-        specs = (parameters, None if row.config.optimizer == "adafactor" else moments, batch)
-        donated = dense.DONATE
+    fn, args, in_specs, donated = _program(row, parameters, name, attend)
     return autoshard.evaluate(
         fn,
         *args,
         topology=row.topology,
         mesh=row.mesh,
-        in_specs=specs,
+        in_specs=in_specs,
         donate_argnums=donated,
         name=row.name,
     )
+
+
+def _program(row: Row, parameters: Any, name: Any, attend: Any) -> tuple[Any, Any, Any, tuple[int, ...]]:
+    """Return the function, its arguments, their specs, and which of them are donated."""
+    batch = spec(("batch",), row.activations)
+    if row.program == "decode":
+        kept = spec(("layers", "batch"), row.overrides.get("key", row.activations))
+        return (
+            *dense.decode_step(row.config, name=name),
+            (parameters, {"k": kept, "v": kept}, batch, None),
+            (1,),
+        )
+    if row.program == "forward":
+        return *dense.forward(row.config, name=name, attend=attend), (parameters, batch), ()
+    moments = {"count": None, "m": parameters, "v": parameters}
+    state = None if row.config.optimizer == "adafactor" else moments
+    step = dense.train_step(row.config, name=name, attend=attend)
+    return *step, (parameters, state, batch), dense.DONATE
 
 
 def _splash(q: jax.Array, k: jax.Array, v: jax.Array, *, blocks: Mapping[str, Any]) -> jax.Array:
@@ -240,8 +252,8 @@ def refused(row: Row) -> str:
 _INTRODUCTION = """\
 # Predicted beside published step times
 
-Written by `make published{asked}`. Each row is a train step that was run and published (`benchmarks/published.toml`),
-with its model, mesh and shardings; the prediction comes from the cost model alone, and nothing is fitted to a row.
+Written by `make published{asked}`. Each row is a step that was run and published (`benchmarks/published.toml`), with
+its model, mesh and shardings; the prediction comes from the cost model alone, and nothing is fitted to a row.
 Seconds of a step: *serial* with nothing overlapped, *attention* the attention kernels, *products* other kernels with a
 matrix product, *rest* all other kernels, *wire* all collectives and, of these, what is *exposed* in the step.
 """
@@ -260,13 +272,18 @@ def page(results: Sequence[Result], left_out: Mapping[str, str], asked: str) -> 
         figures = [r.plan.estimate.serial_seconds, r.attention, r.products, r.rest, r.wire, r.exposed]
         peak = f"{r.plan.estimate.peak_bytes / 2**30:.1f}{'' if r.plan.fits else ' (too much)'}"
         lines.append(
-            f"| {r.row.name} | {r.row.topology} | {mesh} | {r.row.seconds:.2f} | {r.plan.step_seconds:.2f}"
-            f" | {100 * r.error:+.1f} % | " + " | ".join(f"{x:.2f}" for x in figures) + f" | {peak} |"
+            f"| {r.row.name} | {r.row.topology} | {mesh} | {_short(r.row.seconds)} | {_short(r.plan.step_seconds)}"
+            f" | {100 * r.error:+.1f} % | " + " | ".join(map(_short, figures)) + f" | {peak} |"
         )
     lines += ["", *summary(results)]
     if left_out:
         lines += ["", "Left out:", "", *(f"- {name}: {why}" for name, why in left_out.items())]
     return "\n".join(lines) + "\n"
+
+
+def _short(seconds: float) -> str:
+    """Seconds to a hundredth, or to three digits where that is finer."""
+    return f"{seconds:.2f}" if seconds >= 1 or not seconds else f"{seconds:.3g}"
 
 
 def summary(results: Sequence[Result]) -> list[str]:
@@ -303,9 +320,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         result = Result(row=row, plan=plan_of(row))
         results.append(result)
         print(
-            f"{row.name}: published {row.seconds:.2f} s, predicted {result.plan.step_seconds:.2f} s"
-            f" ({100 * result.error:+.1f} %): attention {result.attention:.2f}, products {result.products:.2f}, rest"
-            f" {result.rest:.2f}, wire {result.wire:.2f}; {time.perf_counter() - begun:.1f} s",
+            f"{row.name}: published {_short(row.seconds)} s, predicted {_short(result.plan.step_seconds)} s"
+            f" ({100 * result.error:+.1f} %); {time.perf_counter() - begun:.1f} s",
             flush=True,
         )
     options.output.write_text(page(results, left_out, f" ROWS={options.rows}" if words else ""))

@@ -155,6 +155,24 @@ def test_dense_names_every_dim_of_its_parameters(config: dense.DenseConfig, scan
     assert ranks == jax.tree.map(lambda p: p.ndim, params)
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+def test_dense_decodes_what_the_forward_pass_computes(parallel: bool) -> None:
+    config = dataclasses.replace(GROUPED, parallel=parallel, remat=False)
+    params, _, batch = _dense_arguments(config)
+    expected = dense.forward(config)[0](params, batch["tokens"])
+    step, (shapes, cache, *_) = dense.decode_step(config)
+    assert _shapes(shapes) == _shapes(params)
+    cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), cache)
+    for position in range(4):
+        logits, cache = jax.jit(step)(params, cache, batch["tokens"][:, position], jnp.int32(position))
+        np.testing.assert_allclose(logits, expected[:, position], rtol=2e-3, atol=2e-3)
+
+
+def test_dense_decodes_stacked_layers_only() -> None:
+    with pytest.raises(ValueError, match="decode_step scans over the layers; set scan=True"):
+        dense.decode_step(dataclasses.replace(GROUPED, scan=False))
+
+
 def test_dense_refuses_names_that_it_does_not_give() -> None:
     with pytest.raises(ValueError, match="no activation is called 'mlp'; choose from: embedded, block_in"):
         dataclasses.replace(GROUPED, saved=("mlp",))

@@ -38,6 +38,7 @@ __all__ = [
     "PRESETS",
     "DenseConfig",
     "causal_attention",
+    "decode_step",
     "forward",
     "init",
     "model_flops",
@@ -65,6 +66,17 @@ def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     causal = jnp.arange(seq)[:, None] >= jnp.arange(seq)[None, :]
     attention = jax.nn.softmax(jnp.where(causal, scores, -1e30), axis=-1).astype(q.dtype)
     return jnp.einsum("bkgst,btkd->bskgd", attention, v).reshape(batch, seq, heads, size)
+
+
+def _attention_until(q: jax.Array, k: jax.Array, v: jax.Array, position: jax.Array) -> jax.Array:
+    """Attend from q [B, 1, N, D] to the cached k and v [B, T, K, D] up to and with a position."""
+    batch, _, heads, size = q.shape
+    kv_heads = k.shape[2]
+    q = q.reshape(batch, kv_heads, heads // kv_heads, size)
+    scores = jnp.einsum("bkgd,btkd->bkgt", q, k, preferred_element_type=jnp.float32) * size**-0.5
+    scores = jnp.where(jnp.arange(k.shape[1]) <= position, scores, -1e30)
+    attention = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+    return jnp.einsum("bkgt,btkd->bkgd", attention, v).reshape(batch, 1, heads, size)
 
 
 def train_step(
@@ -119,6 +131,52 @@ def forward(
         return _logits(params, tokens, config, name, attend)
 
     return logits, (_parameter_shapes(config), _token_shape(config))
+
+
+def decode_step(
+    config: DenseConfig, *, name: Name = checkpoint_name
+) -> tuple[Callable[[Tree, Tree, jax.Array, jax.Array], tuple[jax.Array, Tree]], tuple[Any, ...]]:
+    """Return the step that makes one more token for every sequence, and the shapes of its arguments.
+
+    Args:
+        config: the dimensions, `scan=True`; `seq` is the length of the cache.
+        name: as for `train_step`.
+
+    Returns:
+        `(fn, args)` with `fn(params, cache, tokens, position) -> (logits, cache)`; tokens i32[B], the position that
+        all of them stand at i32[], logits f32[B, V], `cache = {"k", "v"}`, both [L, B, S, K, D] of the compute type.
+
+    Raises:
+        ValueError: the layers are not stacked.
+
+    """
+    if not config.scan:
+        raise ValueError(f"DenseConfig {config.name!r}: decode_step scans over the layers; set scan=True")
+
+    def step(params: Tree, cache: Tree, tokens: jax.Array, position: jax.Array) -> tuple[jax.Array, Tree]:
+        x = name(params["embed"][tokens[:, None]].astype(config.dtype), "embedded")
+        tables = _rotary_tables(config.seq, config.head_dim)
+        cos, sin = (jax.lax.dynamic_slice_in_dim(table, position, 1) for table in tables)
+
+        def block(x: jax.Array, layer: Tree) -> tuple[jax.Array, Tree]:
+            weights, cache = layer
+            made: dict[str, jax.Array] = {}
+
+            def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                for key, new in (("k", k), ("v", v)):
+                    made[key] = jax.lax.dynamic_update_slice_in_dim(cache[key], new, position, axis=1)
+                return _attention_until(q, made["k"], made["v"], position)
+
+            return _block(x, weights, cos, sin, config, name, attend), made
+
+        x, cache = jax.lax.scan(block, x, (params["blocks"], cache))
+        return _head(x, params, config, name)[:, 0], cache
+
+    kept = jax.ShapeDtypeStruct(
+        (config.layers, config.batch, config.seq, config.kv_heads, config.head_dim), config.dtype
+    )
+    token, position = jax.ShapeDtypeStruct((config.batch,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+    return step, (_parameter_shapes(config), {"k": kept, "v": kept}, token, position)
 
 
 def init(config: DenseConfig, key: jax.Array) -> Tree:
@@ -194,13 +252,7 @@ def _logits(params: Tree, tokens: jax.Array, config: DenseConfig, name: Name, at
     cos, sin = _rotary_tables(config.seq, config.head_dim)
 
     def block(x: jax.Array, weights: Tree) -> jax.Array:
-        x = name(x, "block_in")
-        normed = _rms_norm(x, weights["attention_norm"])
-        attended = _attention(normed, weights, cos, sin, name, attend)
-        if config.parallel:
-            return x + attended + _mlp(normed, weights, config.gated, name)
-        x = x + attended
-        return x + _mlp(_rms_norm(x, weights["mlp_norm"]), weights, config.gated, name)
+        return _block(x, weights, cos, sin, config, name, attend)
 
     if config.remat:
         block = jax.checkpoint(block, policy=_remat_policy(config))
@@ -210,9 +262,33 @@ def _logits(params: Tree, tokens: jax.Array, config: DenseConfig, name: Name, at
         for weights in params["blocks"]:
             x = block(x, weights)
 
+    return _head(x, params, config, name)
+
+
+def _block(
+    x: jax.Array,
+    weights: Tree,
+    cos: jax.Array,
+    sin: jax.Array,
+    config: DenseConfig,
+    name: Name,
+    attend: Attend,
+) -> jax.Array:
+    """One layer on x [B, S, M]."""
+    x = name(x, "block_in")
+    normed = _rms_norm(x, weights["attention_norm"])
+    attended = _attention(normed, weights, cos, sin, name, attend)
+    if config.parallel:
+        return x + attended + _mlp(normed, weights, config.gated, name)
+    x = x + attended
+    return x + _mlp(_rms_norm(x, weights["mlp_norm"]), weights, config.gated, name)
+
+
+def _head(x: jax.Array, params: Tree, config: DenseConfig, name: Name) -> jax.Array:
+    """Logits f32[B, S, V] of what the last layer leaves."""
     x = _rms_norm(x, params["norm"])
     head = params["embed"].T if config.tie else params["head"]
-    logits = jnp.einsum("bsm,mv->bsv", x, head.astype(dtype), preferred_element_type=jnp.float32)
+    logits = jnp.einsum("bsm,mv->bsv", x, head.astype(x.dtype), preferred_element_type=jnp.float32)
     return name(logits, "logits")
 
 
