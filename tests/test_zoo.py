@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from autoshard import zoo
-from autoshard.zoo import convnet, dense
+from autoshard.zoo import convnet, dense, experts
 
 DENSE_SMALL = [dense.scaled_down(config) for config in dense.PRESETS.values()]
 GROUPED = dense.scaled_down(dense.PRESETS["8b"])
@@ -153,6 +153,54 @@ def test_dense_names_every_dim_of_its_parameters(config: dense.DenseConfig, scan
     is_leaf = lambda x: isinstance(x, tuple)  # noqa: E731
     ranks = jax.tree.map(len, dims, is_leaf=is_leaf)
     assert ranks == jax.tree.map(lambda p: p.ndim, params)
+
+
+EXPERTS = dataclasses.replace(GROUPED, name="experts-small", experts=8, routed=2)
+
+
+def test_dense_with_experts_learns_and_counts_them() -> None:
+    losses = _dense_losses(EXPERTS)
+    assert losses[-1] < losses[0] - 0.3
+    _, (params, _, _) = dense.train_step(EXPERTS)
+    assert _elements(params) == dense.parameter_count(EXPERTS)
+    ranks = jax.tree.map(len, dense.weight_dims(EXPERTS), is_leaf=lambda x: isinstance(x, tuple))
+    assert ranks == jax.tree.map(lambda p: p.ndim, params)
+    # of the experts' weights, a token meets those of two
+    mlp, tokens = 3 * EXPERTS.d_model * EXPERTS.d_ff, EXPERTS.batch * EXPERTS.seq
+    router = EXPERTS.d_model * EXPERTS.experts
+    plain = dense.model_flops(GROUPED)
+    assert dense.model_flops(EXPERTS) == plain + 6 * EXPERTS.layers * (mlp + router) * tokens
+
+
+@pytest.mark.parametrize("capacity", [4.0, 0.5])
+def test_experts_take_the_tokens_that_they_have_room_for(capacity: float) -> None:
+    batch, seq, width, hidden, count, routed = 2, 16, 8, 12, 4, 2
+    keys = iter(jax.random.split(jax.random.key(3), 5))
+    shapes = {"router": (width, count), "up": (count, width, hidden), "gate": (count, width, hidden)}
+    shapes["down"] = (count, hidden, width)
+    weights = {label: jax.random.normal(next(keys), shape) for label, shape in shapes.items()}
+    x = jax.random.normal(next(keys), (batch, seq, width))
+    found = experts.routed_mlp(x, weights, routed, capacity, lambda x, label: x)
+
+    expected = np.zeros(x.shape)
+    room = experts.slots(seq, count, routed, capacity)
+    for b in range(batch):
+        taken = [0] * count
+        for s in range(seq):
+            logits = x[b, s] @ weights["router"]
+            best = np.argsort(-logits, kind="stable")[:routed]
+            share = jax.nn.softmax(logits[best])
+            for e, weight in zip(best, share, strict=True):
+                taken[e] += 1
+                if taken[e] <= room:
+                    hidden_ = jax.nn.silu(x[b, s] @ weights["gate"][e]) * (x[b, s] @ weights["up"][e])
+                    expected[b, s] += weight * (hidden_ @ weights["down"][e])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_dense_refuses_more_experts_a_token_than_there_are() -> None:
+    with pytest.raises(ValueError, match="experts=4 are gated, and a token goes to routed=5 of them at most"):
+        dataclasses.replace(GROUPED, experts=4, routed=5)
 
 
 @pytest.mark.parametrize("parallel", [False, True])

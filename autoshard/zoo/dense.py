@@ -30,6 +30,7 @@ from autoshard.zoo.dense_config import (
     scaled_down,
     weight_dims,
 )
+from autoshard.zoo.experts import routed_mlp
 from autoshard.zoo.optimizers import OPTIMIZERS, Tree
 
 __all__ = [
@@ -209,7 +210,7 @@ def init(config: DenseConfig, key: jax.Array) -> Tree:
 
 def _init_block(config: DenseConfig, key: jax.Array) -> Tree:
     d, h, n, k, size = config.d_model, config.d_ff, config.heads, config.kv_heads, config.head_dim
-    shapes = {
+    shapes: dict[str, tuple[tuple[int, ...], int]] = {
         "wq": ((d, n, size), d),
         "wk": ((d, k, size), d),
         "wv": ((d, k, size), d),
@@ -219,6 +220,11 @@ def _init_block(config: DenseConfig, key: jax.Array) -> Tree:
     }
     if config.gated:
         shapes["gate"] = ((d, h), d)
+    if config.experts > 1:
+        for label in ("up", "gate", "down"):
+            shape, fan_in = shapes[label]
+            shapes[label] = ((config.experts, *shape), fan_in)
+        shapes["router"] = ((d, config.experts), d)
     keys = jax.random.split(key, len(shapes))
     block = {name: _normal(key, *shapes[name]) for name, key in zip(shapes, keys, strict=True)}
     norms = ("attention_norm",) if config.parallel else ("attention_norm", "mlp_norm")
@@ -279,9 +285,9 @@ def _block(
     normed = _rms_norm(x, weights["attention_norm"])
     attended = _attention(normed, weights, cos, sin, name, attend)
     if config.parallel:
-        return x + attended + _mlp(normed, weights, config.gated, name)
+        return x + attended + _mlp(normed, weights, config, name)
     x = x + attended
-    return x + _mlp(_rms_norm(x, weights["mlp_norm"]), weights, config.gated, name)
+    return x + _mlp(_rms_norm(x, weights["mlp_norm"]), weights, config, name)
 
 
 def _head(x: jax.Array, params: Tree, config: DenseConfig, name: Name) -> jax.Array:
@@ -316,10 +322,12 @@ def _attention(
     return name(jnp.einsum("bsnd,ndm->bsm", context, weights["wo"].astype(x.dtype)), "attention_out")
 
 
-def _mlp(x: jax.Array, weights: Tree, gated: bool, name: Name) -> jax.Array:
-    """Feed-forward layer of x [B, S, M]: silu-gated with three matrices, or gelu with two."""
+def _mlp(x: jax.Array, weights: Tree, config: DenseConfig, name: Name) -> jax.Array:
+    """Feed-forward layer of x [B, S, M]: silu-gated with three matrices, or gelu with two, or experts."""
+    if config.experts > 1:
+        return routed_mlp(x, weights, config.routed, config.capacity, name)
     up = name(jnp.einsum("bsm,mh->bsh", x, weights["up"].astype(x.dtype)), "up")
-    if gated:
+    if config.gated:
         gate = name(jnp.einsum("bsm,mh->bsh", x, weights["gate"].astype(x.dtype)), "gate")
         hidden = jax.nn.silu(gate) * up
     else:

@@ -24,6 +24,10 @@ ACTIVATION_DIMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "up": ("batch", "seq", "ff"),
         "gate": ("batch", "seq", "ff"),
         "mlp_out": ("batch", "seq", "model"),
+        "dispatched": ("experts", "batch", "slot", "model"),
+        "expert_up": ("experts", "batch", "slot", "ff"),
+        "expert_gate": ("experts", "batch", "slot", "ff"),
+        "expert_out": ("experts", "batch", "slot", "model"),
         "logits": ("batch", "seq", "vocab"),
     }
 )
@@ -47,6 +51,9 @@ class DenseConfig:
         batch: global batch, in sequences, B.
         seq: tokens per sequence, S.
         gated: silu-gated feed-forward with three matrices, else gelu with two.
+        experts: feed-forward layers side by side, gated, of which each token goes to some; 1 for a plain layer.
+        routed: experts that a token goes to.
+        capacity: room of an expert, in units of the tokens that it gets when all get alike.
         parallel: attention and feed-forward side by side, behind one norm, else one after the other.
         scan: stack the layers' weights and scan over them, else unroll.
         remat: recompute each block's activations in the backward pass.
@@ -73,6 +80,9 @@ class DenseConfig:
     batch: int
     seq: int
     gated: bool = True
+    experts: int = 1
+    routed: int = 1
+    capacity: float = 1.25
     parallel: bool = False
     scan: bool = True
     remat: bool = True
@@ -93,6 +103,10 @@ class DenseConfig:
             faults.append(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
         if self.head_dim % 2:
             faults.append(f"head_dim={self.head_dim} must be even: rotary positions turn pairs")
+        if self.experts > 1 and not (self.gated and self.routed <= self.experts):
+            faults.append(
+                f"experts={self.experts} are gated, and a token goes to routed={self.routed} of them at most"
+            )
         for name in (*self.saved, *self.offloaded):
             if name not in ACTIVATION_DIMS:
                 faults.append(f"no activation is called {name!r}; choose from: {', '.join(ACTIVATION_DIMS)}")
@@ -118,10 +132,14 @@ def parameter_count(config: DenseConfig) -> int:
     """
     c = config
     attention = c.d_model * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
-    mlp = c.d_model * c.d_ff * (3 if c.gated else 2)
+    mlp = _mlp_parameters(c) * c.experts + (c.d_model * c.experts if c.experts > 1 else 0)
     tables = c.vocab * c.d_model * (1 if c.tie else 2)
     norms = c.d_model * (1 if c.parallel else 2)
     return c.layers * (attention + mlp + norms) + tables + c.d_model
+
+
+def _mlp_parameters(config: DenseConfig) -> int:
+    return config.d_model * config.d_ff * (3 if config.gated else 2)
 
 
 def weight_dims(config: DenseConfig) -> dict[str, Any]:
@@ -152,6 +170,9 @@ def weight_dims(config: DenseConfig) -> dict[str, Any]:
         block["gate"] = ("model", "ff")
     if not config.parallel:
         block["mlp_norm"] = ("norm",)
+    if config.experts > 1:
+        block |= {key: ("experts", *block[key]) for key in ("up", "gate", "down")}
+        block["router"] = ("model", "experts")
     scanned = {name: ("layers", *dims) for name, dims in block.items()}
     tree: dict[str, Any] = {"embed": ("vocab", "table"), "norm": ("norm",)}
     tree["blocks"] = scanned if config.scan else [dict(block) for _ in range(config.layers)]
@@ -166,8 +187,8 @@ def model_flops(config: DenseConfig) -> int:
     With P parameters, T = B * S tokens: `6 * P * T + 12 * L * N * D * S * T`. Two operations per
     multiply-add, forward once and backward twice; the second term is the two matmuls of attention over the
     full S x S square, the causal half not taken off. P leaves out an untied embedding table, which is looked
-    up and not multiplied. Divided by the step's seconds and the slice's peak this is the model FLOPs
-    utilization (MFU).
+    up and not multiplied, and the experts that a token does not go to. Divided by the step's seconds and the
+    slice's peak this is the model FLOPs utilization (MFU).
 
     Args:
         config: the dimensions.
@@ -181,9 +202,9 @@ def model_flops(config: DenseConfig) -> int:
     """
     c = config
     tokens = c.batch * c.seq
-    looked_up = 0 if c.tie else c.vocab * c.d_model
+    idle = (0 if c.tie else c.vocab * c.d_model) + c.layers * _mlp_parameters(c) * (c.experts - c.routed)
     attention_per_token = 12 * c.layers * c.heads * c.head_dim * c.seq
-    return (6 * (parameter_count(c) - looked_up) + attention_per_token) * tokens
+    return (6 * (parameter_count(c) - idle) + attention_per_token) * tokens
 
 
 def scaled_down(config: DenseConfig, *, dtype: str = "float32") -> DenseConfig:
