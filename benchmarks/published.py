@@ -245,7 +245,7 @@ def refused(row: Row) -> str:
     try:
         cm.Topology.parse(row.topology)
     except cm.TopologyError as error:
-        return str(error)
+        return str(error).partition(". ")[0]
     return ""
 
 
@@ -276,8 +276,10 @@ def page(results: Sequence[Result], left_out: Mapping[str, str], asked: str) -> 
             f" | {100 * r.error:+.1f} % | " + " | ".join(map(_short, figures)) + f" | {peak} |"
         )
     lines += ["", *summary(results)]
+    if notes := [f"- {r.row.name}: {r.row.note}." for r in results if r.row.note]:
+        lines += ["", "Notes:", "", *notes]
     if left_out:
-        lines += ["", "Left out:", "", *(f"- {name}: {why}" for name, why in left_out.items())]
+        lines += ["", "Left out:", "", *(f"- {name}: {why}." for name, why in left_out.items())]
     return "\n".join(lines) + "\n"
 
 

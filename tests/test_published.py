@@ -66,6 +66,16 @@ def test_specs_follow_the_names_of_dims() -> None:
     assert kept == PartitionSpec("fsdp", None, "tensor")
 
 
+def test_the_page_says_what_is_left_out_and_what_departs() -> None:
+    row = ROWS["PaLM 540B decode, int8 weights"]
+    result = published.Result(row=row, plan=published.plan_of(row))
+    text = published.page([result], {"Another": "no such slice"}, " ROWS=PaLM")
+    assert f"| 0.0285 | {result.plan.step_seconds:.3g} | {100 * result.error:+.1f} % |" in text
+    assert "- PaLM 540B decode, int8 weights: heads are padded to 64." in text
+    assert "- Another: no such slice." in text
+    assert "make published ROWS=PaLM" in text
+
+
 def test_a_row_with_two_figures_is_refused(tmp_path: Path) -> None:
     text = published.DATA.read_text().replace("seconds = 131.474", "seconds = 131.474\ntflops_per_device = 1")
     (tmp_path / "rows.toml").write_text(text)
