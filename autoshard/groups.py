@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autoshard.layout import Layout, MeshShape
-from autoshard.program import Atom, Op, Value
+from autoshard.program import Atom, Op, Value, aval_of
 from autoshard.rules import Assignment, Kind, LocalView, ShardingRule
 from autoshard.rules.windowed import ring_of, with_ring
 
-__all__ = ["PARTIAL", "Block", "Group", "with_inputs"]
+__all__ = ["PARTIAL", "Block", "Group", "group_signature", "with_inputs"]
 
 # In an assignment, the axes over which a linear group's inputs and outputs stay partial sums.
 PARTIAL = "+"
@@ -121,3 +122,29 @@ class Block:
 def with_inputs(op: Op, inputs: tuple[Atom, ...]) -> Op:
     """Return the op with other operands."""
     return replace(op, inputs=inputs)
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # where a function lies differs from run to run
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, (int, float, str, bool, type(None))):
+        return value
+    return _ADDRESS.sub("", str(value))
+
+
+def group_signature(item: Group) -> Any:
+    """Return what makes two groups alike: ops, parameters, shapes and how values flow between the ops."""
+    places: dict[Value, int] = {v: i for i, v in enumerate(item.inputs)}
+    parts: list[Any] = [str(item.rule), tuple((v.shape, str(v.dtype)) for v in item.inputs)]
+    for op in item.ops:
+        operands = tuple(
+            places[a] if isinstance(a, Value) else ("literal", str(aval_of(a).dtype)) for a in op.inputs
+        )
+        for v in op.outputs:
+            places[v] = len(places)
+        params = tuple((k, _freeze(v)) for k, v in sorted(op.params.items()) if k != "update_jaxpr")
+        outs = tuple((v.shape, str(v.dtype)) for v in op.outputs)
+        parts.append((op.name, operands, params, outs))
+    parts.append(tuple(places.get(v, -1) for v in item.outputs))
+    return tuple(parts)

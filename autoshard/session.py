@@ -18,6 +18,7 @@ from autoshard.errors import TraceError
 from autoshard.estimate import Estimate, estimate
 from autoshard.fusion import Fusions, fusions_of
 from autoshard.grouping import Block, group
+from autoshard.groups import group_signature
 from autoshard.partition.emitter import Decisions, number_groups, spmd
 from autoshard.partition.price import Machine
 from autoshard.partition.reshard import Resharder
@@ -26,7 +27,6 @@ from autoshard.program import Value
 from autoshard.rules import Kind, family
 from autoshard.rules.host import ONCE
 from autoshard.rules.opaque import UNSPLIT
-from autoshard.strategies import group_signature
 from autoshard.trace import Traced, trace
 
 __all__ = ["Session", "Source", "abstract_mesh"]

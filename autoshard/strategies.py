@@ -10,7 +10,6 @@ by colour refinement and tied: one node stands for all, with their summed cost.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from autoshard.boundary import Boundary, Crossing, boundaries, free_axes
 from autoshard.choices import assignments, layouts, windowed
 from autoshard.fusion import Fusions, Rider, Tail
 from autoshard.grouping import Block, Group
+from autoshard.groups import group_signature
 from autoshard.layout import Layout, local_shape, replicated
 from autoshard.model import Edge, Model, Node
 from autoshard.partition.emitter import number_groups
@@ -373,32 +373,6 @@ class _Builder:
         parted = isinstance(shared, Tail)
         moved = np.array([[a != b or (parted and bool(a.unreduced)) for b in want] for a in have])
         return np.where(moved, before[:, None] + after, 0.0)
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # where a function lies differs from run to run
-
-
-def _freeze(value: Any) -> Any:
-    if isinstance(value, (int, float, str, bool, type(None))):
-        return value
-    return _ADDRESS.sub("", str(value))
-
-
-def group_signature(item: Group) -> Any:
-    """Return what makes two groups alike: ops, parameters, shapes and how values flow between the ops."""
-    places: dict[Value, int] = {v: i for i, v in enumerate(item.inputs)}
-    parts: list[Any] = [str(item.rule), tuple((v.shape, str(v.dtype)) for v in item.inputs)]
-    for op in item.ops:
-        operands = tuple(
-            places[a] if isinstance(a, Value) else ("literal", str(aval_of(a).dtype)) for a in op.inputs
-        )
-        for v in op.outputs:
-            places[v] = len(places)
-        params = tuple((k, _freeze(v)) for k, v in sorted(op.params.items()) if k != "update_jaxpr")
-        outs = tuple((v.shape, str(v.dtype)) for v in op.outputs)
-        parts.append((op.name, operands, params, outs))
-    parts.append(tuple(places.get(v, -1) for v in item.outputs))
-    return tuple(parts)
 
 
 def build_model(

@@ -324,7 +324,10 @@ class _Constrained(AbstractEmitter):
 
     def _on_every_device(self, item: Group, operands: Sequence[Any]) -> list[Any]:
         free = free_axes(dict(self.mesh.shape), item.manual)
-        run = lambda *arrays: emit_group(item, arrays, {}, {})  # noqa: E731
+
+        def run(*arrays: Any) -> list[Any]:
+            return list(emit_group(item, arrays, {}, {}))
+
         if not free:
             return run(*operands)
         mapped: Any = jax.shard_map(

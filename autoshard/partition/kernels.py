@@ -6,6 +6,7 @@ emit more (masks, offsets) are really traced, all candidates together in one jax
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 
 from autoshard.fusion import PLAIN, Fused, Fusions, Rider
-from autoshard.grouping import Group
+from autoshard.groups import Group, group_signature
 from autoshard.layout import local_shape
 from autoshard.partition.emitter import emit_group, leaves_partial
 from autoshard.partition.ledger import Ledger, group_tag
@@ -104,9 +105,10 @@ def _traced(
 ) -> list[Cost]:
     if not requests:
         return []
+    emitted, which = _distinct(requests)
     avals: list[Any] = []
     spans: list[tuple[int, int]] = []
-    for item, assignment in requests:
+    for item, assignment in emitted:
         first = len(avals)
         for i, value in enumerate(item.inputs):
             shape = local_shape(value.shape, item.input_layout(i, assignment), machine.mesh)
@@ -115,7 +117,7 @@ def _traced(
 
     def everything(*arrays: Any) -> list[Any]:
         results = []
-        for i, ((item, assignment), (a, b)) in enumerate(zip(requests, spans, strict=True)):
+        for i, ((item, assignment), (a, b)) in enumerate(zip(emitted, spans, strict=True)):
             with jax.named_scope(f"g{i}.candidate"):
                 results.append(emit_group(item, arrays[a:b], assignment, machine.mesh))
         return results
@@ -126,15 +128,35 @@ def _traced(
         tag = group_tag(eqn)
         assert tag is not None
         by_candidate.setdefault(tag[0], []).append(eqn)
-    costs, at = [], 0
-    for i, ((item, _), part, (a, b)) in enumerate(zip(requests, parts, spans, strict=True)):
-        outputs = closed.jaxpr.outvars[at : at + len(item.outputs)]
-        at += len(item.outputs)
+    ends = list(itertools.accumulate((len(item.outputs) for item, _ in emitted), initial=0))
+    costs = []
+    for i, part in zip(which, parts, strict=True):
+        a, b = spans[i]
+        outputs = closed.jaxpr.outvars[ends[i] : ends[i + 1]]
         riders = _riders(closed.jaxpr.invars[a:b], part)
         ledger = Ledger(machine=machine, loop_trips=loop_trips, sources={}, fused={i: part}, riders=riders)
         ledger.body(SimpleNamespace(eqns=by_candidate.get(i, []), outvars=outputs), 1.0)
         costs.append(_total(ledger))
     return costs
+
+
+def _distinct(
+    requests: Sequence[tuple[Group, Assignment]],
+) -> tuple[list[tuple[Group, Assignment]], list[int]]:
+    """Return requests that emit different equations, and for every request which of them it is like."""
+    signatures: dict[Group, Any] = {}
+    places: dict[Any, int] = {}
+    emitted: list[tuple[Group, Assignment]] = []
+    which: list[int] = []
+    for item, assignment in requests:
+        if item not in signatures:
+            signatures[item] = group_signature(item)
+        key = signatures[item], item.manual, tuple(sorted(assignment.items()))
+        if key not in places:
+            places[key] = len(emitted)
+            emitted.append((item, assignment))
+        which.append(places[key])
+    return emitted, which
 
 
 def _total(ledger: Ledger) -> Cost:
