@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ from autoshard.rules import Assignment
 from autoshard.strategies_memory import Tensor
 
 __all__ = ["Edge", "Model", "Node"]
+
+
+# Which states of a chain of differences may follow each other: none so far, this one, an earlier one.
+_NEXT = np.array([[0.0, 0.0, math.inf], [math.inf, math.inf, 0.0], [math.inf, math.inf, 0.0]])
 
 
 @dataclass(eq=False)
@@ -61,6 +66,11 @@ class Model:
     edge_tensors: list[tuple[int, np.ndarray, int, int]]  # (tied edge, bytes, start, end)
     moments: int
 
+    @property
+    def tied(self) -> bool:
+        """Tell whether some nodes are decided as one."""
+        return max(self.class_of, default=-1) + 1 < len(self.class_of)
+
     def decisions(self, choice: Sequence[int]) -> Decisions:
         """Read a choice of strategies as decisions of the partitioner."""
         picked = [choice[c] for c in self.class_of]
@@ -73,6 +83,54 @@ class Model:
                 values[node.value] = node.strategies[index]
         outs = tuple(self.nodes[n].strategies[picked[n]] for n in self.outputs)
         return Decisions(assignments=groups, layouts=values, outputs=outs)
+
+    def decided(self, owner: Group | Value) -> int | None:
+        """Return the node that decides a group or value by itself; None where it follows another."""
+        return self._deciders.get(owner)
+
+    @cached_property
+    def _deciders(self) -> dict[Group | Value, int]:
+        owners = ((node.group or node.value, n) for n, node in enumerate(self.nodes))
+        return {owner: n for owner, n in owners if owner is not None}
+
+    def permitting(self, permitted: Mapping[int, Collection[int]]) -> Model:
+        """Return the model with only some strategies of some classes permitted."""
+        costs = list(self.problem.costs)
+        for c, indices in permitted.items():
+            kept = list(indices)
+            costs[c] = np.full(len(costs[c]), math.inf)
+            costs[c][kept] = self.problem.costs[c][kept]
+        return dataclasses.replace(self, problem=dataclasses.replace(self.problem, costs=tuple(costs)))
+
+    def differing(self, choice: Mapping[int, int]) -> Model:
+        """Return the model without the plans that choose these strategies, by class, all at once.
+
+        A chain of nodes runs along the classes. Each says whether its class is the first to differ, or whether
+        none so far or an earlier one is; the last must not say none.
+        """
+        problem, chain = self.problem, list(choice.items())
+        costs, names = [*problem.costs], [*problem.names]
+        edges, tables = [*problem.edges], [*problem.edge_costs]
+        for k, (c, chosen) in enumerate(chain):
+            state = np.zeros(3)  # none so far, this one, an earlier one
+            state[2] = math.inf if k == 0 else 0.0
+            state[0] = math.inf if k == len(chain) - 1 else 0.0
+            agrees = np.arange(len(costs[c])) == chosen
+            edges.append((c, len(costs)))
+            tables.append(
+                np.stack([np.where(agrees, 0.0, math.inf), np.where(agrees, math.inf, 0.0), 0.0 * agrees], 1)
+            )
+            if k:
+                edges.append((len(costs) - 1, len(costs)))
+                tables.append(_NEXT)
+            costs.append(state)
+            names.append(f"{problem.names[c]} differs")
+        return dataclasses.replace(
+            self,
+            problem=dataclasses.replace(
+                problem, costs=tuple(costs), names=tuple(names), edges=tuple(edges), edge_costs=tuple(tables)
+            ),
+        )
 
     def preferring_small(self, problem: search.Problem, slack: float) -> search.Problem:
         """Return the problem with a price on the bytes of the arguments.

@@ -88,6 +88,8 @@ class Plan:
       coverage: ops without a rule.
       notes: what a person should know: dims left whole, loops of unknown length, what does not fit.
       timings: seconds spent per stage.
+      request: the `autoshard.solving.Request` that the plan answers, with the traced program: what
+        `alternatives` and the like start from. It is not written to JSON; `attach` gives it to a plan without.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Plan:
     timings: Mapping[str, float] = field(default_factory=dict)
     in_tree: Any = None
     out_tree: Any = None
+    request: Any = field(default=None, compare=False, repr=False)
 
     # Shardings ------------------------------------------------------------------------------------
 
@@ -159,6 +162,60 @@ class Plan:
         machine = self.estimate.machine
         devices = machine.placement.num_devices
         return model_flops / (devices * machine.chip.matmul_flops_per_second * self.step_seconds)
+
+    # Questions ------------------------------------------------------------------------------------
+
+    def attach(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        annotations: Mapping[str, PartitionSpec] | None = None,
+        loop_trips: int = 1,
+        windowed_einsum: bool = False,
+    ) -> Plan:
+        """Return the plan with the program that it was made for, so that it answers questions.
+
+        Plans that `suggest` returns can answer; plans read from a file cannot before.
+
+        Args:
+          fn: the function that the plan was made for.
+          args: its arguments.
+          annotations: what other plans must keep, as for `autoshard.suggest`.
+          loop_trips: as for `autoshard.suggest`.
+          windowed_einsum: as for `autoshard.suggest`.
+
+        Raises:
+          PlanMismatchError: `fn` or `args` are not what the plan was made for.
+        """
+        from autoshard.solving import attached
+
+        return attached(
+            self,
+            fn,
+            args,
+            annotations=annotations or {},
+            loop_trips=loop_trips,
+            windowed_einsum=windowed_einsum,
+        )
+
+    def alternatives(self, count: int, among: Sequence[str] | None = None) -> tuple[Plan, ...]:
+        """Find the best plans after this one that split arguments otherwise, on its mesh.
+
+        Args:
+          count: how many to find; fewer come back where there are no more that fit.
+          among: plans that differ only in other arguments count as one: paths, or beginnings of paths, such as
+            `"[0]"`; by default any argument may differ.
+
+        Returns:
+          Plans, fastest first. Each differs from this plan and all others; its `gap` says how far it may be from
+          the best plan that differs from this one and from those found before it.
+
+        Raises:
+          PlanMismatchError: the plan does not hold its program; see `attach`.
+        """
+        from autoshard.alternatives import alternatives
+
+        return alternatives(self, count, among)
 
     # Use ------------------------------------------------------------------------------------------
 

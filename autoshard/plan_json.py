@@ -4,7 +4,8 @@ The text holds all that the plan says: shardings, the whole ledger of the estima
 notes and timings. A field of a dataclass is written under its own name, a tuple of dataclasses as a table of
 columns and rows, a layout as the mesh axes of each dim. Two things are not written but rebuilt: the machine,
 from topology, mesh and device order; and pytree structures, which are kept where they are made of dict, list,
-tuple and None, and replaced by the paths of the leaves where a node is of any other type.
+tuple and None, and replaced by the paths of the leaves where a node is of any other type. The program that the plan
+was made for is left out.
 
 The same plan gives the same bytes. Reading checks everything, and says what is wrong, where, and what to do.
 """
@@ -35,6 +36,7 @@ FORMAT_VERSION = 1
 _WIDTH = 110
 _AGAIN = "Make the plan again with `autoshard suggest ... --out FILE` or `plan.to_json()`."
 _TREES = ("in_tree", "out_tree")
+_NOT_WRITTEN = ("machine", "request")
 _NOT_FINITE = ("inf", "-inf", "nan")
 
 
@@ -271,7 +273,7 @@ def _hints(record: Any) -> dict[str, Any]:
 
 @cache
 def _names(record: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(record) if f.name != "machine")
+    return tuple(f.name for f in dataclasses.fields(record) if f.name not in _NOT_WRITTEN)
 
 
 def _is_record(kind: Any) -> bool:

@@ -187,9 +187,10 @@ class Descent:
         return moved
 
     def move(self, state: State, node: int, to: int) -> None:
-        """Give a node another strategy."""
+        """Give a node another strategy; by way of a forbidden plan, the cost gets lost (it is not finite then)."""
         was, start = state.choice[node], self._starts[node]
-        state.cost += float(state.local[start + to] - state.local[start + was])
+        with np.errstate(invalid="ignore"):
+            state.cost += float(state.local[start + to] - state.local[start + was])
         self._move(state.local, state.choice, node, to)
         state.excess = self._after(state.excess, state.choice, node, was)
 

@@ -91,6 +91,8 @@ class Improver:
         for node in free:
             if after[node] != trial.choice[node]:
                 self._descent.move(trial, node, after[node])
+        if not np.isfinite(trial.cost):
+            trial.cost = self._graph.cost(trial.choice)
         if memory is not None:
             over = trial.excess > memory.tolerance
             floor = 1e-3 * abs(state.cost) / memory.scale / len(over)

@@ -12,7 +12,7 @@ from jax import lax
 
 import autoshard
 from autoshard.partition.emitter import Decisions
-from autoshard.planner import model_of
+from autoshard.solving import model_of
 from tests.helpers.programs import random_program
 from tests.helpers.running import differences, run, run_spmd, session_of, whole_decisions
 from tests.helpers.single import Single, op_of, random_split, wrong_ones

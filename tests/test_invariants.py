@@ -14,8 +14,8 @@ import autoshard
 import search
 from autoshard.grouping import PARTIAL
 from autoshard.model import Model
-from autoshard.planner import model_of
 from autoshard.session import Session
+from autoshard.solving import model_of
 from autoshard.zoo import convnet, dense
 from tests.helpers.programs import random_program
 from tests.helpers.running import MESHES, differences, session_of

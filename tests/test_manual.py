@@ -20,9 +20,9 @@ from autoshard.boundary import boundaries
 from autoshard.errors import SpecError
 from autoshard.groups import Group
 from autoshard.layout import Layout
-from autoshard.planner import model_of
 from autoshard.propagate import complete
 from autoshard.session import Session
+from autoshard.solving import model_of
 from autoshard.zoo import dense
 from tests.helpers.running import cpu_mesh, differences, random_decisions, run_spmd, session_of
 

@@ -66,7 +66,7 @@ def test_everything_comes_back(make: Callable[[], autoshard.Plan]) -> None:
     plan = make()
     again = load(dump(plan))
     for field in dataclasses.fields(plan):
-        if field.name != "estimate":
+        if field.compare and field.name != "estimate":
             assert getattr(again, field.name) == getattr(plan, field.name), field.name
     for field in dataclasses.fields(plan.estimate):
         if field.name != "machine":
@@ -300,6 +300,6 @@ def test_damage_is_located(make: Callable[[], str], where: str, problem: str) ->
 def test_a_new_field_of_any_record_is_written_without_more_code() -> None:
     """The file follows the dataclasses: whoever adds a field gets it written, and the old files refused."""
     written = json.loads(dump(_mlp_plan()))
-    names = {field.name for field in dataclasses.fields(autoshard.Plan)}
+    names = {field.name for field in dataclasses.fields(autoshard.Plan)} - {"request"}
     assert set(written) == names | {"format", "format_version"}
     assert plan_json.FORMAT_VERSION == 1

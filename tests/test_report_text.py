@@ -15,13 +15,13 @@ from rich.console import Console
 import autoshard
 import search
 from autoshard.layout import Layout
-from autoshard.planner import _UNFINISHED
 from autoshard.report.comparison import comparison_view
 from autoshard.report.page import Bar, plain
 from autoshard.report.paths import collapse, keys_of
 from autoshard.report.specs import spec_text
 from autoshard.report.tables import ledger, summary
 from autoshard.report.text import plan_text, plan_view
+from autoshard.solving import UNFINISHED
 from autoshard.zoo import convnet, dense
 
 MESH = {"data": 4, "model": 2}
@@ -133,7 +133,7 @@ def test_timings_are_shown_on_request() -> None:
             {
                 "gap": 0.012,
                 "lower_bound_seconds": None,
-                "notes": _UNFINISHED[search.Status.TIME_LIMIT],
+                "notes": UNFINISHED[search.Status.TIME_LIMIT],
             },
             "search  stopped at the time limit; within 1.2 % of the best on this mesh under the model",
         ),

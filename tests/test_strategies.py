@@ -11,7 +11,7 @@ import pytest
 import search
 from autoshard.layout import replicated
 from autoshard.model import Model
-from autoshard.planner import model_of
+from autoshard.solving import model_of
 from tests.helpers.running import session_of
 
 
