@@ -6,10 +6,11 @@ has a bound of its own, over all plans that the search admits and that differ fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autoshard.errors import SpecError
+from autoshard.layout import Layout
 from autoshard.solving import Request, request_of, solve
 
 if TYPE_CHECKING:
@@ -19,15 +20,25 @@ if TYPE_CHECKING:
 __all__ = ["alternatives"]
 
 
-def alternatives(plan: Plan, count: int, among: Sequence[str] | None = None) -> tuple[Plan, ...]:
+_BY: Mapping[str, Callable[[Layout], object]] = {
+    "layouts": lambda layout: layout,
+    "axes": lambda layout: frozenset(a for axes in layout.dims for a in axes),
+}
+
+
+def alternatives(
+    plan: Plan, count: int, among: Sequence[str] | None = None, by: str = "layouts"
+) -> tuple[Plan, ...]:
     """Find the best plans after `plan`; see `Plan.alternatives`."""
+    if by not in _BY:
+        raise SpecError(f"plans cannot be told apart by {by!r}; choose from {', '.join(map(repr, _BY))}.")
     request = request_of(plan)
     model, _ = request.stated
     known = plan
     found: list[Plan] = []
     which = _inputs(plan, among)
     while len(found) < count:
-        narrowed = _differing(request, model, known, which)
+        narrowed = _differing(request, model, known, which, _BY[by])
         if narrowed is None:
             break
         model = narrowed
@@ -53,15 +64,19 @@ def _inputs(plan: Plan, among: Sequence[str] | None) -> list[int]:
     return [i for i, path in enumerate(paths) if path.startswith(tuple(among))]
 
 
-def _differing(request: Request, model: Model, plan: Plan, which: Sequence[int]) -> Model | None:
-    """Exclude the plans that split these inputs as `plan` does; None where that excludes all."""
+def _differing(
+    request: Request, model: Model, plan: Plan, which: Sequence[int], seen: Callable[[Layout], object]
+) -> Model | None:
+    """Exclude the plans whose inputs look as those of `plan`; None where that excludes all."""
     values = request.session.source.block.inputs
-    choice: dict[int, int] = {}
+    alike: dict[int, list[int]] = {}
     for i in which:
         node = model.decided(values[i])
         assert node is not None  # every input is decided by itself
-        if plan.input_layouts[i] not in model.nodes[node].strategies:
-            return model  # so no plan of the search splits it so
-        if len(model.nodes[node].strategies) > 1:
-            choice[model.class_of[node]] = model.nodes[node].strategies.index(plan.input_layouts[i])
-    return model.differing(choice) if choice else None
+        looks = [seen(x) for x in model.nodes[node].strategies]
+        same = [s for s, look in enumerate(looks) if look == seen(plan.input_layouts[i])]
+        if not same:
+            return model  # no plan of the search looks so
+        if len(same) < len(looks):
+            alike[model.class_of[node]] = same
+    return model.differing(alike) if alike else None

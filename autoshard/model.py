@@ -102,20 +102,20 @@ class Model:
             costs[c][kept] = self.problem.costs[c][kept]
         return dataclasses.replace(self, problem=dataclasses.replace(self.problem, costs=tuple(costs)))
 
-    def differing(self, choice: Mapping[int, int]) -> Model:
-        """Return the model without the plans that choose these strategies, by class, all at once.
+    def differing(self, alike: Mapping[int, Collection[int]]) -> Model:
+        """Return the model without the plans that choose among these strategies, by class, in all the classes.
 
         A chain of nodes runs along the classes. Each says whether its class is the first to differ, or whether
         none so far or an earlier one is; the last must not say none.
         """
-        problem, chain = self.problem, list(choice.items())
+        problem, chain = self.problem, list(alike.items())
         costs, names = [*problem.costs], [*problem.names]
         edges, tables = [*problem.edges], [*problem.edge_costs]
         for k, (c, chosen) in enumerate(chain):
             state = np.zeros(3)  # none so far, this one, an earlier one
             state[2] = math.inf if k == 0 else 0.0
             state[0] = math.inf if k == len(chain) - 1 else 0.0
-            agrees = np.arange(len(costs[c])) == chosen
+            agrees = np.isin(np.arange(len(costs[c])), list(chosen))
             edges.append((c, len(costs)))
             tables.append(
                 np.stack([np.where(agrees, 0.0, math.inf), np.where(agrees, math.inf, 0.0), 0.0 * agrees], 1)

@@ -198,13 +198,17 @@ class Plan:
             windowed_einsum=windowed_einsum,
         )
 
-    def alternatives(self, count: int, among: Sequence[str] | None = None) -> tuple[Plan, ...]:
+    def alternatives(
+        self, count: int, among: Sequence[str] | None = None, by: str = "layouts"
+    ) -> tuple[Plan, ...]:
         """Find the best plans after this one that split arguments otherwise, on its mesh.
 
         Args:
           count: how many to find; fewer come back where there are no more that fit.
           among: plans that differ only in other arguments count as one: paths, or beginnings of paths, such as
             `"[0]"`; by default any argument may differ.
+          by: plans differ in the "layouts" of arguments, or only where arguments are split over other "axes", along
+            whichever dims.
 
         Returns:
           Plans, fastest first. Each differs from this plan and all others; its `gap` says how far it may be from
@@ -215,7 +219,7 @@ class Plan:
         """
         from autoshard.alternatives import alternatives
 
-        return alternatives(self, count, among)
+        return alternatives(self, count, among, by)
 
     # Use ------------------------------------------------------------------------------------------
 

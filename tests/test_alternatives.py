@@ -72,6 +72,17 @@ def test_plans_differ_where_asked() -> None:
     assert found[0].step_seconds == pytest.approx(best, rel=1e-9)
 
 
+def test_plans_that_split_over_other_axes() -> None:
+    def axes(plan: Plan) -> list[set[str]]:
+        return [{a for dim in x.dims for a in dim} for x in plan.input_layouts]
+
+    plan = plan_of()
+    found = [axes(p) for p in (plan, *plan.alternatives(4, by="axes"))]
+    assert all(one != other for one, other in itertools.combinations(found, 2))
+    with pytest.raises(autoshard.SpecError, match="told apart by 'dims'; choose from 'layouts', 'axes'"):
+        plan.alternatives(1, by="dims")
+
+
 def test_annotations_are_kept_and_exhausted_choices_end() -> None:
     pinned = {f"[{i}]": jax.sharding.PartitionSpec() for i in range(3)}
     assert plan_of(annotations=pinned).alternatives(3) == ()
