@@ -19,6 +19,7 @@ from autoshard.layout import Axes, Layout, to_spec
 
 if TYPE_CHECKING:
     from autoshard.apply import Applied
+    from autoshard.explain import Why
     from autoshard.validate.report import Validation
 
 __all__ = ["Coverage", "Leaf", "Plan"]
@@ -220,6 +221,28 @@ class Plan:
         from autoshard.alternatives import alternatives
 
         return alternatives(self, count, among, by)
+
+    def why(self, key: str, rivals: int = 3) -> Why:
+        """Explain a choice: its nearest rivals, what the step costs with each, and which term decides.
+
+        With a rival held, everything else is decided anew, so a rival's figures are those of the best plan with it.
+
+        Args:
+          key: an argument's path such as `"[0]['embed']"`, `"out..."` for a result, a key as `autoshard.suggest`
+            takes it for what is inside (`"name:attn_out"`, `"model.py:42"`, `"model.py:42:dot_general"`), or a group
+            of ops as tables name it (`"g12"`).
+          rivals: how many to try, the nearest first.
+
+        Returns:
+          An answer that prints and renders in notebooks; its `decisions` hold the rivals as plans.
+
+        Raises:
+          SpecError: nothing has that name.
+          PlanMismatchError: the plan does not hold its program; see `attach`.
+        """
+        from autoshard.explain import why
+
+        return why(self, key, rivals)
 
     # Use ------------------------------------------------------------------------------------------
 
