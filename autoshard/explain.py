@@ -163,7 +163,7 @@ def _strategy(plan: Plan, request: Request, model: Model, node: int) -> Any:
 
 def _rival(plan: Plan, rival: Plan, request: Request, model: Model, strategy: str) -> Rival:
     """Hold the best plan with a rival against the plan explained."""
-    mine, other = plan.estimate.breakdown(), rival.estimate.breakdown()
+    mine, other = _terms(plan), _terms(rival)
     terms = {k: other.get(k, 0.0) - mine.get(k, 0.0) for k in dict.fromkeys([*mine, *other])}
     terms = {k: v for k, v in sorted(terms.items(), key=lambda item: -abs(item[1])) if v}
     extra = rival.step_seconds - plan.step_seconds
@@ -174,6 +174,17 @@ def _rival(plan: Plan, rival: Plan, request: Request, model: Model, strategy: st
         terms=terms,
         decides=_decides(plan, rival, terms, extra, request, model),
     )
+
+
+def _terms(plan: Plan) -> dict[str, float]:
+    """Seconds of a step by term; axes of collectives in the order of the mesh."""
+    found: dict[str, float] = {}
+    for term, seconds in plan.estimate.breakdown().items():
+        kind, _, axes = term.partition(" ")
+        ordered = sorted(axes.split("*"), key=list(plan.mesh).index) if axes else []
+        key = " ".join(filter(None, (kind, "*".join(ordered))))
+        found[key] = found.get(key, 0.0) + seconds
+    return found
 
 
 def _decides(
@@ -187,7 +198,11 @@ def _decides(
         free = solve(request.limited(float("inf")), model)
         if free is not None and free.step_seconds < plan.step_seconds:
             return "memory"
-    return max(terms, key=lambda term: terms[term])
+    kinds: dict[str, float] = {}
+    for term, seconds in terms.items():
+        kinds[term.partition(" ")[0]] = kinds.get(term.partition(" ")[0], 0.0) + seconds
+    most = max(kinds, key=lambda kind: kinds[kind])
+    return max((t for t in terms if t.partition(" ")[0] == most), key=lambda term: terms[term])
 
 
 # Words -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import PartitionSpec
 
+import cost_models as cm
 from autoshard.estimate import Estimate
 from autoshard.layout import Axes, Layout, to_spec
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from autoshard.apply import Applied
     from autoshard.explain import Why
     from autoshard.validate.report import Validation
+    from autoshard.what_if import ShadowPrices
 
 __all__ = ["Coverage", "Leaf", "Plan"]
 
@@ -243,6 +245,51 @@ class Plan:
         from autoshard.explain import why
 
         return why(self, key, rivals)
+
+    def what_if(
+        self,
+        *,
+        annotations: Mapping[str, PartitionSpec] | None = None,
+        topology: str | cm.Topology | None = None,
+        mesh: Mapping[str, int] | None = None,
+        memory_limit_bytes: float | None = None,
+    ) -> Plan:
+        """Solve again with something changed; `autoshard.compare([plan, other])` puts both side by side.
+
+        The program is not traced again. What is not given stays as it was.
+
+        Args:
+          annotations: more specs to keep, by key as for `autoshard.suggest`; they go before the plan's own.
+          topology: another slice; without a `mesh` the plan's own grows to it.
+          mesh: another mesh.
+          memory_limit_bytes: another limit.
+
+        Returns:
+          The plan that `autoshard.suggest` would find so.
+
+        Raises:
+          PlanMismatchError: the plan does not hold its program; see `attach`.
+          SpecError, cost_models.TopologyError, cost_models.MeshError: what is given cannot be used.
+        """
+        from autoshard.what_if import what_if
+
+        return what_if(self, annotations, topology, mesh, memory_limit_bytes)
+
+    def shadow_prices(self, step_bytes: float = 2.0**30) -> ShadowPrices:
+        """Say what a step gains by more of a resource and loses by less, everything decided anew each time.
+
+        Args:
+          step_bytes: how much HBM to take and to give; the other resources change by 10 %.
+
+        Returns:
+          A table by resource: HBM, bandwidth of the links between chips and of HBM, and the matrix unit.
+
+        Raises:
+          PlanMismatchError: the plan does not hold its program; see `attach`.
+        """
+        from autoshard.what_if import shadow_prices
+
+        return shadow_prices(self, step_bytes)
 
     # Use ------------------------------------------------------------------------------------------
 

@@ -112,8 +112,9 @@ def attached(
         loop_trips=loop_trips,
         windowed_einsum=windowed_einsum,
     )
-    request = Request(session=session, annotations=annotations, memory_limit_bytes=plan.memory_limit_bytes)
-    return plan.replace(request=request)
+    limit = plan.memory_limit_bytes
+    own = None if limit == session.machine.usable_bytes else limit
+    return plan.replace(request=Request(session=session, annotations=annotations, memory_limit_bytes=own))
 
 
 def request_of(plan: Plan) -> Request:

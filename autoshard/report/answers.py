@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,8 +17,9 @@ from autoshard.report.page import grid, plain, size_text, time_unit
 if TYPE_CHECKING:
     from autoshard.explain import Rival, Why
     from autoshard.plan import Plan
+    from autoshard.what_if import ShadowPrices
 
-__all__ = ["Answer", "why_tables"]
+__all__ = ["Answer", "price_table", "why_tables"]
 
 _TERMS = 3
 
@@ -110,3 +112,33 @@ def _rival_row(plan: Plan, rival: Rival, scale: float) -> list[str]:
     if rival.decides == "memory" and not rival.plan.fits:
         decides = "memory: does not fit"
     return [*row[:2], f"{slower:+.2f} %", row[3], decides, changes]
+
+
+# Shadow prices ---------------------------------------------------------------------------------------
+
+
+def price_table(answer: ShadowPrices) -> Answer:
+    """Return a row per resource: what less of it costs and more of it gains."""
+    unit, scale = time_unit(answer.plan.step_seconds)
+    step = answer.plan.step_seconds or 1.0
+
+    def cells(seconds: float) -> tuple[str, str]:
+        if not math.isfinite(seconds):
+            return "does not fit", ""
+        return f"{seconds / scale:+,.3f}", f"{100 * seconds / step:+.2f} %"
+
+    return Answer(
+        title=f"What resources are worth in a step of {step / scale:,.3f} {unit}",
+        columns=[
+            ("", "l"),
+            ("change", "r"),
+            (f"less, {unit}", "r"),
+            ("", "r"),
+            (f"more, {unit}", "r"),
+            ("", "r"),
+        ],
+        rows=[
+            [price.resource, price.change, *cells(price.less_seconds), *cells(price.more_seconds)]
+            for price in answer.prices.values()
+        ],
+    )
