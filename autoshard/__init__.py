@@ -13,6 +13,7 @@ from autoshard.errors import (  # noqa: E402
     SpecError,
     TraceError,
 )
+from autoshard.front import Front, pareto  # noqa: E402
 from autoshard.plan import Coverage, Leaf, Plan  # noqa: E402
 from autoshard.planner import evaluate, suggest  # noqa: E402
 from cost_models import MeshError, Topology, TopologyError  # noqa: E402
@@ -20,6 +21,7 @@ from cost_models import MeshError, Topology, TopologyError  # noqa: E402
 __all__ = [
     "AutoshardError",
     "Coverage",
+    "Front",
     "Leaf",
     "MeshError",
     "Plan",
@@ -34,5 +36,6 @@ __all__ = [
     "compare",
     "diff",
     "evaluate",
+    "pareto",
     "suggest",
 ]

@@ -8,7 +8,7 @@ from numbers import Integral
 
 import cost_models as cm
 
-__all__ = ["candidate_meshes", "resolve_topology"]
+__all__ = ["candidate_meshes", "machines", "resolve_topology"]
 
 
 def resolve_topology(topology: str | cm.Topology, mesh: Mapping[str, int] | None) -> cm.Topology:
@@ -34,6 +34,14 @@ def resolve_topology(topology: str | cm.Topology, mesh: Mapping[str, int] | None
     if mesh is not None and _is_generation(topology):
         return cm.Topology.smallest(topology, math.prod(mesh.values()))
     return cm.Topology.parse(topology)
+
+
+def machines(
+    topology: str | cm.Topology, mesh: Mapping[str, int] | None
+) -> tuple[cm.Topology, list[dict[str, int]]]:
+    """Return the slice that a user named and the meshes to search on it; errors as of `resolve_topology`."""
+    slice_ = resolve_topology(topology, mesh)
+    return slice_, list(candidate_meshes(slice_)) if mesh is None else [dict(mesh)]
 
 
 def _check_mesh(mesh: Mapping[str, int]) -> None:

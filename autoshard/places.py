@@ -155,6 +155,18 @@ class Places:
         group, dims = self._maker[value]
         return Site(value=value, group=group, dims=dims, copies=tuple(self._copies[value]))
 
+    def keys(self) -> Iterator[str]:
+        """Yield a key for each checkpoint name, and for each primitive at each line."""
+        yield from (f"{_NAME}{label}" for label in self._named)
+        files = {op.place[0] for op in self._op.values()}
+        short = {file: file.rpartition("/")[2] for file in files}
+        twice = {name for name in short.values() if list(short.values()).count(name) > 1}
+        ops = ((line, self._op[v]) for line, made in self._lines.items() if line for v, _ in made)
+        found = ((short[op.place[0]], op.place[0], line, op.name) for line, op in ops)
+        yield from dict.fromkeys(
+            f"{file if s in twice else s}:{line}:{name}" for s, file, line, name in found
+        )
+
     def near(self, key: str) -> list[str]:
         """Return what exists and looks like a key that names nothing."""
         line = _LINE.fullmatch(key)

@@ -21,6 +21,8 @@ from autoshard.layout import Axes, Layout, to_spec
 if TYPE_CHECKING:
     from autoshard.apply import Applied
     from autoshard.explain import Why
+    from autoshard.front import Front
+    from autoshard.minimal import Minimal
     from autoshard.validate.report import Validation
     from autoshard.what_if import ShadowPrices
 
@@ -290,6 +292,37 @@ class Plan:
         from autoshard.what_if import shadow_prices
 
         return shadow_prices(self, step_bytes)
+
+    def front(self, points: int = 8) -> Front:
+        """Find what memory buys on the plan's mesh: step time against peak, from this plan's limit down.
+
+        Args:
+          points: limits to try, spread evenly from the peak of the fastest plan to what nothing fits below.
+
+        Returns:
+          The plans that no other beats in both, fastest first; `autoshard.pareto` makes it for a function.
+
+        Raises:
+          PlanMismatchError: the plan does not hold its program; see `attach`.
+        """
+        from autoshard.front import front_of
+
+        return front_of(self, points)
+
+    def minimal(self) -> Minimal:
+        """Find a few annotations from which completion (as by `autoshard.evaluate`) finds this plan again.
+
+        Returns:
+          Annotations of arguments, results and places inside the function, none of which can be left out. They
+          print as code to paste; `found` says whether the plan comes out: arguments and results alike, and a step
+          within 0.1 %.
+
+        Raises:
+          PlanMismatchError: the plan does not hold its program; see `attach`.
+        """
+        from autoshard.minimal import minimal
+
+        return minimal(self)
 
     # Use ------------------------------------------------------------------------------------------
 

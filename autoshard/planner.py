@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 import cost_models as cm
 from autoshard.annotations import specs_by_path
 from autoshard.fit import smallest_fitting_slice
-from autoshard.meshes import candidate_meshes, resolve_topology
+from autoshard.meshes import machines, resolve_topology
 from autoshard.plan import Plan
 from autoshard.session import Session, Source
 from autoshard.solving import INTERRUPTED, Progress, Request, solve, with_fit_notes
@@ -74,13 +74,13 @@ def suggest(
       >>> plan.gap <= 1e-4, plan.fits
       (True, True)
     """
-    slice_, meshes = _machines(topology, mesh)
+    slice_, meshes = machines(topology, mesh)
     source = Source.of(fn, args, donate_argnums)
     deadline = time.monotonic() + time_limit_seconds
     best: Plan | None = None
     untried: list[str] = []
     stopped = ""
-    for i, (where, candidate) in enumerate(meshes(slice_)):
+    for i, candidate in enumerate(meshes):
         left = deadline - time.monotonic()
         if best is not None and (stopped or left <= 0):
             stopped = stopped or "the time limit was reached"
@@ -89,7 +89,7 @@ def suggest(
         if progress is not None:
             progress(f"mesh {i + 1}: {candidate}")
         request = Request(
-            session=Session.of(source, where, candidate, loop_trips, windowed_einsum, async_collectives),
+            session=Session.of(source, slice_, candidate, loop_trips, windowed_einsum, async_collectives),
             annotations=annotations or {},
             memory_limit_bytes=memory_limit_bytes,
             time_limit_seconds=max(left, 1.0),
@@ -171,13 +171,6 @@ def evaluate(
         timings={"propagate": completed - start},
     )
     return with_fit_notes(plan)
-
-
-def _machines(topology: str | cm.Topology, mesh: Mapping[str, int] | None) -> Any:
-    slice_ = resolve_topology(topology, mesh)
-    if mesh is not None:
-        return slice_, lambda where: [(where, dict(mesh))]
-    return slice_, lambda where: [(where, m) for m in candidate_meshes(where)]
 
 
 def _answer(request: Request, progress: Progress | None = None) -> Plan:

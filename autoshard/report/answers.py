@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import html
 import math
+import pprint
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import jax
+from jax.sharding import PartitionSpec
 from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
+from autoshard.layout import local_shape
 from autoshard.report.page import grid, plain, size_text, time_unit
 
 if TYPE_CHECKING:
     from autoshard.explain import Rival, Why
+    from autoshard.front import Front
+    from autoshard.minimal import Minimal
     from autoshard.plan import Plan
     from autoshard.what_if import ShadowPrices
 
-__all__ = ["Answer", "price_table", "why_tables"]
+__all__ = ["Answer", "annotation_code", "front_table", "price_table", "why_tables"]
 
 _TERMS = 3
+# Arguments up to which specs are written as a pytree.
+_LEAVES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,3 +150,95 @@ def price_table(answer: ShadowPrices) -> Answer:
             for price in answer.prices.values()
         ],
     )
+
+
+# Memory ----------------------------------------------------------------------------------------------
+
+
+def front_table(front: Front) -> Answer:
+    """Return a row per plan of a front, fastest first, with what its arguments take and what it loses."""
+    fastest = front[0]
+    unit, scale = time_unit(fastest.step_seconds)
+    rows = []
+    for plan in front:
+        slower = 100 * (plan.step_seconds / fastest.step_seconds - 1) if fastest.step_seconds else 0.0
+        rows.append(
+            [
+                " ".join(f"{axis}={size}" for axis, size in plan.mesh.items()),
+                f"{plan.step_seconds / scale:,.3f}",
+                f"{slower:+.2f} %" if plan is not fastest else "",
+                size_text(plan.estimate.peak_bytes),
+                size_text(argument_bytes(plan)),
+                "" if plan.gap is None else f"{100 * plan.gap:.2g} %",
+            ]
+        )
+    columns = [
+        ("mesh", "l"),
+        (f"step {unit}", "r"),
+        ("slower", "r"),
+        ("peak", "r"),
+        ("arguments", "r"),
+        ("gap", "r"),
+    ]
+    note = f"nothing fits below {size_text(front.least_bytes)}"
+    return Answer(title="Step time against memory", columns=columns, rows=rows, notes=[note])
+
+
+def argument_bytes(plan: Plan) -> float:
+    """Bytes that the arguments take on a device."""
+    return sum(
+        plan.estimate.machine.bytes_of(local_shape(leaf.shape, layout, plan.mesh), leaf.dtype)
+        for leaf, layout in zip(plan.inputs, plan.input_layouts, strict=True)
+    )
+
+
+# Annotations -----------------------------------------------------------------------------------------
+
+
+class _Code:
+    """Something that prints as it is, inside a pytree."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def annotation_code(answer: Minimal) -> str:
+    """Return a few annotations as code to paste, with what completion makes of them as a comment."""
+    unit, scale = time_unit(answer.plan.step_seconds)
+    steps = [f"{plan.step_seconds / scale:,.3f} {unit}" for plan in (answer.completed, answer.plan)]
+    verdict = "the plan" if answer.found else "NOT the plan"
+    lines = [
+        f"# Completed, these {len(answer.annotations)} make {verdict}: a step of {steps[0]}, planned {steps[1]}.",
+        "from jax.sharding import PartitionSpec as P",
+        "",
+    ]
+    trees = {"in_specs": answer.in_specs, "out_specs": answer.out_specs}
+    inside = answer.inside
+    if len(answer.plan.inputs) > _LEAVES:
+        trees, inside = {}, dict(answer.annotations)
+    for name, tree in trees.items():
+        if any(spec is not None for spec in _leaves(tree)):
+            lines.append(f"{name} = {_written(tree)}")
+    if inside:
+        lines.append("annotations = {  # by path of an argument, or place inside the function")
+        lines += [f"    {key!r}: {_spec_code(spec)}," for key, spec in inside.items()]
+        lines.append("}")
+    return "\n".join(lines)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return jax.tree.leaves(tree, is_leaf=lambda x: x is None or isinstance(x, PartitionSpec))
+
+
+def _written(tree: Any) -> str:
+    """Write a pytree of specs, on several lines where it is long."""
+    is_leaf = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+    code = jax.tree.map(lambda spec: _Code(_spec_code(spec)), tree, is_leaf=is_leaf)
+    return pprint.pformat(code, width=100, sort_dicts=False)
+
+
+def _spec_code(spec: PartitionSpec) -> str:
+    return f"P({', '.join(map(repr, spec))})"
