@@ -72,7 +72,7 @@ def pareto(
     points: int = 8,
     annotations: Mapping[str, PartitionSpec] | None = None,
     donate_argnums: Sequence[int] = (),
-    time_limit_seconds: float = 60.0,
+    time_limit_seconds: float = 20.0,
     gap: float = 1e-4,
     loop_trips: int = 1,
     windowed_einsum: bool = False,
