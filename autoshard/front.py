@@ -76,6 +76,7 @@ def pareto(
     gap: float = 1e-4,
     loop_trips: int = 1,
     windowed_einsum: bool = False,
+    async_collectives: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Front:
     """Find what memory buys: the plans of least step time at one limit of memory after the other.
@@ -92,6 +93,7 @@ def pareto(
       gap: as for `suggest`, of every plan.
       loop_trips: as for `suggest`.
       windowed_einsum: as for `suggest`.
+      async_collectives: as for `suggest`.
       progress: called with a line of news now and then.
 
     Returns:
@@ -112,7 +114,7 @@ def pareto(
     slice_, meshes = machines(topology, mesh)
     requests = [
         Request(
-            session=Session.of(source, slice_, candidate, loop_trips, windowed_einsum),
+            session=Session.of(source, slice_, candidate, loop_trips, windowed_einsum, async_collectives),
             annotations=annotations or {},
             time_limit_seconds=time_limit_seconds,
             gap=gap,

@@ -216,8 +216,8 @@ class Plan:
             whichever dims.
 
         Returns:
-          Plans, fastest first. Each differs from this plan and all others; its `gap` says how far it may be from
-          the best plan that differs from this one and from those found before it.
+          Plans, fastest first. Each differs from this plan and all others; its `gap` says how far it may be, with
+          nothing overlapped, from the best plan that differs from this one and from those found before it.
 
         Raises:
           PlanMismatchError: the plan does not hold its program; see `attach`.

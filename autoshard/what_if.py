@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import cost_models as cm
 from autoshard.fit import grown
 from autoshard.meshes import resolve_topology
-from autoshard.partition.price import Machine
 from autoshard.session import Session
 from autoshard.solving import MEMORY_DECIDES, Request, request_of, solve
 
@@ -73,7 +72,15 @@ def _moved(request: Request, topology: str | cm.Topology | None, mesh: Mapping[s
                 " grow to it by a whole factor. Give the mesh, too."
             )
         mesh = grown(mesh, slice_.num_devices)
-    moved = Session.of(session.source, slice_, mesh, session.loop_trips, session.windowed_einsum)
+    beside, usual = session.machine.beside, session.machine.chip.async_collectives
+    moved = Session.of(
+        session.source,
+        slice_,
+        mesh,
+        session.loop_trips,
+        session.windowed_einsum,
+        None if beside == frozenset(usual) else sorted(beside),
+    )
     return dataclasses.replace(request, session=moved)
 
 
@@ -165,5 +172,5 @@ def _at(request: Request, figure: str, factor: float) -> Request:
     topology = machine.placement.topology
     chip = dataclasses.replace(topology.chip, **{figure: factor * getattr(topology.chip, figure)})
     placement = dataclasses.replace(machine.placement, topology=dataclasses.replace(topology, chip=chip))
-    session = dataclasses.replace(request.session, machine=Machine(placement=placement, mesh=machine.mesh))
+    session = dataclasses.replace(request.session, machine=dataclasses.replace(machine, placement=placement))
     return dataclasses.replace(request, session=session)
