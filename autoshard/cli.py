@@ -1,4 +1,4 @@
-"""The command line: `autoshard suggest | show | compare | validate | topologies`.
+"""The command line: `autoshard suggest | show | compare | why | alternatives | pareto | validate | topologies`.
 
 Results go to standard output, as text or with `--json` for machines; progress and errors to standard error,
 progress on a terminal only. Exit codes: 0 done; 1 the plan does not fit, or the validation failed; 2 the
@@ -55,6 +55,9 @@ def main() -> None:
     autoshard suggest train.py:step --topology v3:4x4 --mesh data=8,model=4 --out plan.json
     autoshard show plan.json
     autoshard compare train.py:step --plan plan.json
+    autoshard why train.py:step plan.json "[0]['embed']"
+    autoshard alternatives train.py:step plan.json --by axes
+    autoshard pareto train.py:step --topology v3:4x4 --mesh data=8,model=4
     autoshard validate train.py:step plan.json --level compile
 
     Exit codes: 0 done; 1 the plan does not fit, or the validation failed; 2 the input cannot be used;
@@ -87,6 +90,15 @@ def _reported(command: Command) -> Command:
     return run
 
 
+_annotate = click.option(
+    "--annotate",
+    multiple=True,
+    metavar="KEY=SPEC",
+    help="A spec to keep, such as \"[0]['embed']=data,None\": a mesh axis, axes as (data,model), None (whole)"
+    " or ? (open) per dim. Results are out[0]...; name:attn_out is a checkpoint_name, model.py:42 or"
+    " model.py:42:dot_general what is made at a source line. May be repeated.",
+)
+_plan_path = click.argument("plan_path", metavar="PLAN.json")
 _program = click.argument("program", metavar="FILE.py:factory")
 _json = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on standard output, and nothing else."
@@ -121,14 +133,7 @@ _timings = click.option("--timings", is_flag=True, help="Show how long each stag
 )
 @click.option("--mesh", "mesh_text", metavar="data=8,model=4", help="Mesh axes; searched if left out.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the plan to this file.")
-@click.option(
-    "--annotate",
-    multiple=True,
-    metavar="KEY=SPEC",
-    help="A spec to keep, such as \"[0]['embed']=data,None\": a mesh axis, axes as (data,model), None (whole)"
-    " or ? (open) per dim. Results are out[0]...; name:attn_out is a checkpoint_name, model.py:42 or"
-    " model.py:42:dot_general what is made at a source line. May be repeated.",
-)
+@_annotate
 @_donate
 @_limit
 @click.option("--time-limit", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds.")
@@ -183,7 +188,7 @@ def suggest(
 
 
 @main.command()
-@click.argument("plan_path", metavar="PLAN.json")
+@_plan_path
 @_flops
 @_full
 @_timings
@@ -269,9 +274,111 @@ def compare(
             click.echo(f"left out: {name}: {why}")
 
 
+@main.command(
+    help="Say why a plan splits an array or op as it does: the nearest rivals, and what decides.\n\n"
+    "KEY is an argument's path such as \"[0]['embed']\", out... for a result, name:attn_out, model.py:42, or a group"
+    f" of ops, g12.\n\n{_PROGRAM_HELP}"
+)
+@_program
+@_plan_path
+@click.argument("key")
+@click.option("--rivals", type=click.IntRange(min=1), default=3, show_default=True, help="How many to try.")
+@_annotate
+@_json
+@_reported
+def why(program: str, plan_path: str, key: str, rivals: int, annotate: Sequence[str], as_json: bool) -> None:
+    plan = _answering(program, plan_path, annotate)
+    with _interruptible("solving"):
+        answer = plan.why(key, rivals)
+    if as_json:
+        _print_json(answer.to_dict())
+    else:
+        click.echo(str(answer))
+
+
+@main.command(
+    help=f"Find the next best plans, which split arguments otherwise.\n\n{_PROGRAM_HELP}",
+)
+@_program
+@_plan_path
+@click.option("--count", type=click.IntRange(min=1), default=3, show_default=True, help="How many to find.")
+@click.option("--among", multiple=True, metavar="PATH", help="Arguments that must differ. May be repeated.")
+@click.option(
+    "--by",
+    type=click.Choice(["layouts", "axes"]),
+    default="layouts",
+    show_default=True,
+    help="Whether plans differ that split over the same axes, along other dims.",
+)
+@_annotate
+@_json
+@_reported
+def alternatives(
+    program: str,
+    plan_path: str,
+    count: int,
+    among: Sequence[str],
+    by: str,
+    annotate: Sequence[str],
+    as_json: bool,
+) -> None:
+    from autoshard.compare import compare as table_of
+    from autoshard.report.answers import alternative_tables
+
+    plan = _answering(program, plan_path, annotate)
+    with _interruptible("solving"):
+        found = plan.alternatives(count, among or None, by)
+    if as_json:
+        _print_json(_records(table_of([plan, *found])))
+    else:
+        click.echo("\n\n".join(map(str, alternative_tables(plan, found))))
+
+
+@main.command(help=f"Sweep memory limits: step time against peak HBM.\n\n{_PROGRAM_HELP}")
+@_program
+@click.option("--topology", required=True, help="Slice, as v3:4x4.")
+@click.option("--mesh", "mesh_text", metavar="data=8,model=4", help="Mesh axes; searched if left out.")
+@click.option("--points", type=click.IntRange(min=1), default=8, show_default=True, help="Limits to try.")
+@_annotate
+@_donate
+@_json
+@_reported
+def pareto(
+    program: str,
+    topology: str,
+    mesh_text: str | None,
+    points: int,
+    annotate: Sequence[str],
+    donate: str | None,
+    as_json: bool,
+) -> None:
+    from autoshard.compare import compare as table_of
+
+    _stay_on_cpu()
+    mesh, given = cli_input.read_mesh(mesh_text), cli_input.read_annotations(annotate)
+    loaded = cli_input.read_program(program)
+    with _interruptible("planning") as (progress, _):
+        front = autoshard.pareto(
+            loaded.fn,
+            *loaded.args,
+            topology=topology,
+            mesh=mesh,
+            points=points,
+            annotations=given,
+            donate_argnums=_donated(loaded, donate),
+            progress=progress,
+        )
+    if as_json:
+        _print_json(_records(table_of(front.plans)))
+    else:
+        click.echo(str(front))
+    if not front[0].fits:
+        raise SystemExit(1)
+
+
 @main.command(help=f"Check what a plan predicts, by running or compiling the program.\n\n{_PROGRAM_HELP}")
 @_program
-@click.argument("plan_path", metavar="PLAN.json")
+@_plan_path
 @click.option(
     "--level",
     type=click.Choice(["numerics", "compile", "profile"]),
@@ -363,6 +470,17 @@ def _stay_on_cpu() -> None:
 def _require_match(path: str, plan: Plan, loaded: cli_input.Program) -> None:
     try:
         matching_source(plan, loaded.fn, loaded.args)
+    except PlanMismatchError as error:
+        raise PlanMismatchError(f"{path}: {error}") from error
+
+
+def _answering(program: str, path: str, annotate: Sequence[str]) -> Plan:
+    """Read a plan and its program, so that it answers questions."""
+    _stay_on_cpu()
+    plan, given = cli_input.read_plan(path), cli_input.read_annotations(annotate)
+    loaded = cli_input.read_program(program)
+    try:
+        return plan.attach(loaded.fn, *loaded.args, annotations=given)
     except PlanMismatchError as error:
         raise PlanMismatchError(f"{path}: {error}") from error
 

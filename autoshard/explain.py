@@ -70,6 +70,31 @@ class Why:
     decisions: tuple[Decision, ...]
     more: int = 0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as JSON values: the step, and the rivals of each decision."""
+        return {
+            "key": self.key,
+            "step_seconds": self.plan.step_seconds,
+            "decisions": [
+                {
+                    "name": decision.name,
+                    "chosen": decision.chosen,
+                    "rivals": [
+                        {
+                            "strategy": rival.strategy,
+                            "step_seconds": rival.plan.step_seconds,
+                            "peak_bytes": rival.plan.estimate.peak_bytes,
+                            "fits": rival.plan.fits,
+                            "decides": rival.decides,
+                            "terms": dict(rival.terms),
+                        }
+                        for rival in decision.rivals
+                    ],
+                }
+                for decision in self.decisions
+            ],
+        }
+
     def __str__(self) -> str:
         from autoshard.report.answers import why_tables
 

@@ -115,6 +115,49 @@ def test_json_is_all_that_stands_on_standard_output(file: Path) -> None:
     assert found["mfu"] > 0
 
 
+def test_why_names_the_rivals(plan_path: Path) -> None:
+    arguments = ["why", "programs.py:product", "p.json", "[0]['up']", "--rivals", "2"]
+    result = _run(*arguments)
+    assert result.exit_code == 0 and result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0] == "[0]['up'] float32[256, 1024]"
+    assert len([line for line in lines[2:] if line.startswith("  P(")]) == 3
+    found = json.loads(_run(*arguments, "--json").stdout)
+    (decision,) = found["decisions"]
+    assert len(decision["rivals"]) == 2
+    assert all(rival["step_seconds"] >= found["step_seconds"] for rival in decision["rivals"])
+
+
+def test_why_of_nothing(plan_path: Path) -> None:
+    result = _run("why", "programs.py:product", "p.json", "[0]['upp']")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        "error: nothing in the program is called \"[0]['upp']\"; near it: [0]['up']"
+    )
+
+
+def test_alternatives_follow_the_plan(plan_path: Path) -> None:
+    arguments = ["alternatives", "programs.py:product", "p.json", "--count", "2", "--among", "[0]"]
+    result = _run(*arguments)
+    assert result.exit_code == 0 and result.stderr == ""
+    assert result.stdout.startswith("Plans\n")
+    assert "\nalternative 1\n" in result.stdout and "\nalternative 2\n" in result.stdout
+    rows = json.loads(_run(*arguments, "--json").stdout)
+    assert [row["plan"] for row in rows] == ["suggested", "alternative 1", "alternative 2"]
+    refused = _run("alternatives", "programs.py:updated", "p.json")
+    assert refused.exit_code == 2 and refused.stderr.startswith("error: p.json: the arguments are not those")
+
+
+def test_pareto_prints_the_front(file: Path) -> None:
+    arguments = ["pareto", "programs.py:product", "--topology", "v3:2x2", "--mesh", "data=8", "--points", "4"]
+    result = _run(*arguments)
+    assert result.exit_code == 0 and result.stderr == ""
+    assert result.stdout.startswith("Step time against memory\n")
+    rows = json.loads(_run(*arguments, "--json").stdout)
+    steps, peaks = ([row[c] for row in rows] for c in ("step_ms", "peak_gib"))
+    assert steps == sorted(steps) and peaks == sorted(peaks, reverse=True)
+
+
 def test_annotations_may_name_what_the_function_makes() -> None:
     assert read_annotations(["name:attn=out=data", "model.py:42:dot_general=?,model"]) == {
         "name:attn=out": P("data"),

@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from autoshard.layout import local_shape
+from autoshard.report.arrays import spec_text
 from autoshard.report.page import grid, plain, size_text, time_unit
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from autoshard.plan import Plan
     from autoshard.what_if import ShadowPrices
 
-__all__ = ["Answer", "annotation_code", "front_table", "price_table", "why_tables"]
+__all__ = ["Answer", "alternative_tables", "annotation_code", "front_table", "price_table", "why_tables"]
 
 _TERMS = 3
 # Arguments up to which specs are written as a pytree.
@@ -120,6 +121,30 @@ def _rival_row(plan: Plan, rival: Rival, scale: float) -> list[str]:
     if rival.decides == "memory" and not rival.plan.fits:
         decides = "memory: does not fit"
     return [*row[:2], f"{slower:+.2f} %", row[3], decides, changes]
+
+
+# Alternatives ----------------------------------------------------------------------------------------
+
+
+def alternative_tables(plan: Plan, others: Sequence[Plan]) -> list[Answer]:
+    """Return a table of the plans, and for each other one of the arguments that it splits otherwise."""
+    unit, scale = time_unit(plan.step_seconds)
+    rows = []
+    for each in (plan, *others):
+        slower = 100 * (each.step_seconds / plan.step_seconds - 1) if plan.step_seconds else 0.0
+        gap = "" if each.gap is None else f"{100 * each.gap:.2g} %"
+        change = "" if each is plan else f"{slower:+.3f} %"
+        peak = size_text(each.estimate.peak_bytes)
+        rows.append([each.name, f"{each.step_seconds / scale:,.3f}", change, peak, gap])
+    columns = [("", "l"), (f"step {unit}", "r"), ("slower", "r"), ("peak", "r"), ("gap", "r")]
+    tables = [Answer(title="Plans", columns=columns, rows=rows)]
+    for other in others:
+        pairs = zip(plan.inputs, plan.input_layouts, other.input_layouts, strict=True)
+        rows = [[leaf.path, spec_text(a), spec_text(b)] for leaf, a, b in pairs if a != b]
+        tables.append(
+            Answer(title=other.name, columns=[("", "l"), (plan.name, "l"), ("instead", "l")], rows=rows)
+        )
+    return tables
 
 
 # Shadow prices ---------------------------------------------------------------------------------------
