@@ -151,10 +151,10 @@ class _Search:
         ends = self.of_ends()
         if self.reproduces(ends):
             return self.reduced(ends)
-        state = {
-            self.ends[len(self.block.inputs) + j][0] for j in self.session.source.state
-        }  # follow arguments
-        specs = self.with_inside({key: to_spec(x) for key, x, _ in self.ends if key not in state})
+        follow = {self.ends[len(self.block.inputs) + j][0] for j in self.session.source.state}
+        specs = self.with_inside({key: to_spec(x) for key, x, _ in self.ends if key not in follow})
+        if self.excess(specs) > self.excess(ends) or self.completed(specs).fits < self.plan.fits:
+            specs = ends
         self.tolerance = max(self.tolerance, self.excess(specs))
         return self.reduced(dict(reversed(specs.items())))
 
