@@ -41,8 +41,8 @@ class Rival:
       plan: the best plan with it.
       extra_seconds: how much longer its step takes.
       terms: by how much each term of the step grows, those of most change first.
-      decides: the term that decides: "compute", "hbm", a collective with its axes, "memory", or "nothing" where
-        the difference is within the search's gap.
+      decides: the term that decides: "compute", "hbm", a collective with its axes, "memory", "nothing" where the
+        difference is within the search's gap, or "overlap" where only what runs beside kernels makes the rival faster.
     """
 
     strategy: str
@@ -219,6 +219,8 @@ def _decides(
         return "memory"
     if abs(extra) <= request.gap * plan.step_seconds:
         return "nothing"
+    if extra < 0:  # the search minimises the time with nothing overlapped
+        return "overlap"
     if MEMORY_DECIDES in rival.notes:
         free = solve(request.limited(float("inf")), model)
         if free is not None and free.step_seconds < plan.step_seconds:
