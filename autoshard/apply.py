@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-import cost_models as cm
 from autoshard.errors import PlanMismatchError
 from autoshard.layout import to_spec
 from autoshard.partition.emitter import constrained
@@ -105,7 +104,7 @@ def flat_program(
     source = matching_source(plan, fn, args)
     mesh = abstract_mesh(plan.mesh) if mesh is None else mesh
     decisions = decisions_of(plan, source.block)
-    session = Session.of(source, cm.Topology.parse(plan.topology), plan.mesh)
+    session = Session.of(source, plan.slice, plan.mesh)
     if partitioner == "xla":
         flat = constrained(source.block, decisions, session.resharder, mesh)
     else:

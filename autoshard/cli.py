@@ -1,4 +1,4 @@
-"""The command line: `autoshard suggest | show | compare | why | alternatives | pareto | validate | topologies`.
+"""The command line: `autoshard suggest | show | compare | why | alternatives | pareto | validate | calibrate | topologies`.
 
 Results go to standard output, as text or with `--json` for machines; progress and errors to standard error,
 progress on a terminal only. Exit codes: 0 done; 1 the plan does not fit, or the validation failed; 2 the
@@ -28,6 +28,7 @@ from autoshard import cli_input
 from autoshard.apply import matching_source
 from autoshard.cli_input import InputError
 from autoshard.errors import AutoshardError, PlanMismatchError, TraceError
+from autoshard.meshes import resolve_topology
 from autoshard.plan import Plan
 from autoshard.report.comparison import comparison_view
 from autoshard.report.page import plain
@@ -59,6 +60,7 @@ def main() -> None:
     autoshard alternatives train.py:step plan.json --by axes
     autoshard pareto train.py:step --topology v3:4x4 --mesh data=8,model=4
     autoshard validate train.py:step plan.json --level compile
+    autoshard calibrate --topology v3:4x4 --out v3.toml
 
     Exit codes: 0 done; 1 the plan does not fit, or the validation failed; 2 the input cannot be used;
     130 interrupted.
@@ -116,6 +118,12 @@ _limit = click.option(
     type=click.FloatRange(min=0, min_open=True),
     help="HBM of a device that the plan may use; by default all that a program can.",
 )
+_chip = click.option(
+    "--chip",
+    "chip_path",
+    metavar="FILE.toml",
+    help="Figures of the devices, as calibrate writes them; instead of the generation's own.",
+)
 _full = click.option("--full", is_flag=True, help="List every array, buffer and source line.")
 _timings = click.option("--timings", is_flag=True, help="Show how long each stage of planning took.")
 
@@ -132,6 +140,7 @@ _timings = click.option("--timings", is_flag=True, help="Show how long each stag
     " topologies.",
 )
 @click.option("--mesh", "mesh_text", metavar="data=8,model=4", help="Mesh axes; searched if left out.")
+@_chip
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the plan to this file.")
 @_annotate
 @_donate
@@ -146,6 +155,7 @@ def suggest(
     program: str,
     topology: str,
     mesh_text: str | None,
+    chip_path: str | None,
     out: str | None,
     annotate: Sequence[str],
     donate: str | None,
@@ -164,7 +174,7 @@ def suggest(
         plan = autoshard.suggest(
             loaded.fn,
             *loaded.args,
-            topology=topology,
+            topology=_slice(topology, mesh, chip_path),
             mesh=mesh,
             annotations=given,
             donate_argnums=_donated(loaded, donate),
@@ -211,6 +221,7 @@ def show(plan_path: str, model_flops: float | None, full: bool, timings: bool, a
 @_program
 @click.option("--topology", help="Slice, as v3:4x4.")
 @click.option("--mesh", "mesh_text", metavar="data=8,model=4", help="Mesh axes.")
+@_chip
 @click.option(
     "--baselines",
     "names",
@@ -229,6 +240,7 @@ def compare(
     program: str,
     topology: str | None,
     mesh_text: str | None,
+    chip_path: str | None,
     names: str,
     plan_paths: Sequence[str],
     donate: str | None,
@@ -242,15 +254,16 @@ def compare(
     _stay_on_cpu()
     plans = [cli_input.read_plan(path) for path in plan_paths]
     mesh = cli_input.read_mesh(mesh_text)
+    where: str | cm.Topology | None = topology
     if plans:
-        topology, mesh = topology or plans[0].topology, mesh or dict(plans[0].mesh)
-    if topology is None or mesh is None:
+        where, mesh = topology or plans[0].slice, mesh or dict(plans[0].mesh)
+    if where is None or mesh is None:
         raise InputError("compare needs a slice and a mesh. Give --topology and --mesh, or a --plan.")
     loaded = cli_input.read_program(program)
     for path, plan in zip(plan_paths, plans, strict=True):
         _require_match(path, plan, loaded)
     options: dict[str, Any] = {
-        "topology": topology,
+        "topology": _slice(where, mesh, chip_path),
         "mesh": mesh,
         "donate_argnums": _donated(loaded, donate),
         "memory_limit_bytes": None if memory_limit_gib is None else memory_limit_gib * 2**30,
@@ -411,6 +424,42 @@ def validate(program: str, plan_path: str, level: str, as_json: bool) -> None:
 
 
 @main.command()
+@click.option("--topology", required=True, help="Slice of the generation to calibrate, as v3:4x4.")
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the figures to this file, for --chip.")
+@click.option(
+    "--profile", is_flag=True, help="Measure the devices attached, rather than ask the TPU compiler."
+)
+@_json
+@_reported
+def calibrate(topology: str, out: str | None, profile: bool, as_json: bool) -> None:
+    """Fit the efficiency of a generation's devices to what its compiler, or a profile, says of small programs.
+
+    A fixed family of programs of one kernel is measured: matrix products, streams through HBM, chains of vector
+    operations, narrow results and tiny kernels. Half of each kind is fitted to, the other half tests. No TPU is
+    needed without --profile.
+    """
+    from autoshard.calibration import calibrate as calibration_of
+    from autoshard.validate import ProfileError, WorkerError
+
+    _require_folder(out)
+    if not profile:
+        _stay_on_cpu()
+    try:
+        with _interruptible("calibrating") as (progress, _):
+            found = calibration_of(topology, profile=profile, progress=progress)
+    except (ProfileError, WorkerError) as error:
+        _fail(f"{topology} could not be calibrated: {error}")
+    if out is not None:
+        _write(out, found.to_toml())
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        click.echo(str(found))
+        if out is not None and sys.stderr.isatty():
+            _say(f"written to {out}")
+
+
+@main.command()
 @_json
 @_reported
 def topologies(as_json: bool) -> None:
@@ -459,6 +508,12 @@ def _donated(loaded: cli_input.Program, given: str | None) -> tuple[int, ...]:
             f" Give positions from 0 to {count - 1}."
         )
     return numbers
+
+
+def _slice(topology: str | cm.Topology, mesh: Mapping[str, int] | None, chip_path: str | None) -> cm.Topology:
+    """Return the slice that was named, with the figures of a file if one was given."""
+    found = resolve_topology(topology, mesh)
+    return found if chip_path is None else found.with_chip(cli_input.read_chip(chip_path))
 
 
 def _stay_on_cpu() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+import cost_models as cm
 from autoshard.errors import AutoshardError, PlanFileError
 from autoshard.plan import Plan
 
@@ -28,6 +29,7 @@ __all__ = [
     "InputError",
     "Program",
     "read_annotations",
+    "read_chip",
     "read_integers",
     "read_mesh",
     "read_plan",
@@ -271,6 +273,22 @@ def _entries(text: str, spec: str) -> list[Any]:
             special = {"None": None, "?": PartitionSpec.UNCONSTRAINED}
             entries.append(special.get(names[0], names[0]))
     return entries
+
+
+def read_chip(path: str) -> cm.Chip:
+    """Read the figures of a device.
+
+    Raises:
+      InputError: the file cannot be read, or does not describe a chip.
+    """
+    try:
+        return cm.load_chip(Path(path))
+    except OSError as error:
+        raise InputError(
+            f"--chip {path} cannot be read: {error.strerror}. Give a file that `autoshard calibrate --out` wrote."
+        ) from None
+    except ValueError as error:
+        raise InputError(f"--chip {path}: {error}") from None
 
 
 def read_plan(path: str) -> Plan:

@@ -35,7 +35,7 @@ def smallest_fitting_slice(
 
     Args:
       source: the traced program.
-      topology: the slice or slices that were too small; the generation is kept.
+      topology: the slice or slices that were too small; the generation and its figures are kept.
       mesh: axis name to size on that slice; larger slices get it grown.
       plan_on: makes a plan for a slice and a mesh, within the seconds given.
       memory_limit_bytes: HBM of one device that a plan may use.
@@ -47,7 +47,8 @@ def smallest_fitting_slice(
     least = least_bytes(source)
     deadline = time.monotonic() + time_limit_seconds
     devices = math.prod(mesh.values())
-    for candidate in cm.larger(topology.chip.name, devices):
+    for offered in cm.larger(topology.chip.name, devices):
+        candidate = offered.with_chip(topology.chip)
         if least / candidate.num_devices > memory_limit_bytes:
             continue
         larger = grown(mesh, candidate.num_devices)

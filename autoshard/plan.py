@@ -158,6 +158,11 @@ class Plan:
         return self.estimate.peak_bytes <= self.memory_limit_bytes
 
     @property
+    def slice(self) -> cm.Topology:
+        """The slice or slices with the figures of their chips; `topology` is its name."""
+        return self.estimate.machine.placement.topology
+
+    @property
     def step_seconds(self) -> float:
         """Predicted time of a step."""
         return self.estimate.step_seconds

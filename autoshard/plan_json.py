@@ -3,9 +3,9 @@
 The text holds all that the plan says: shardings, the whole ledger of the estimate, the buffers at the peak,
 notes and timings. A field of a dataclass is written under its own name, a tuple of dataclasses as a table of
 columns and rows, a layout as the mesh axes of each dim. Two things are not written but rebuilt: the machine,
-from topology, mesh and device order; and pytree structures, which are kept where they are made of dict, list,
-tuple and None, and replaced by the paths of the leaves where a node is of any other type. The program that the plan
-was made for is left out.
+from topology, mesh, device order and, under "figures", what its chip has other than its generation's file; and
+pytree structures, which are kept where they are made of dict, list, tuple and None, and replaced by the paths of
+the leaves where a node is of any other type. The program that the plan was made for is left out.
 
 The same plan gives the same bytes. Reading checks everything, and says what is wrong, where, and what to do.
 """
@@ -35,6 +35,7 @@ FORMAT = "autoshard plan"
 FORMAT_VERSION = 1
 _WIDTH = 110
 _AGAIN = "Make the plan again with `autoshard suggest ... --out FILE` or `plan.to_json()`."
+_FIGURES = "figures"
 _TREES = ("in_tree", "out_tree")
 _NOT_WRITTEN = ("machine", "request")
 _NOT_FINITE = ("inf", "-inf", "nan")
@@ -66,6 +67,8 @@ def dump(plan: Plan) -> str:
             content[name] = [[axis, int(size)] for axis, size in value.items()]
         else:
             content[name] = _encode(value, hints[name])
+    if changed := _changed_figures(plan.slice.chip):
+        content[_FIGURES] = changed
     return "\n".join(_lines(content)) + "\n"
 
 
@@ -83,12 +86,13 @@ def load(text: str) -> Plan:
         or garbles some of it. The message names the place and the cure.
     """
     content = _parsed(text)
+    figures = content.pop(_FIGURES, {})
     expected = ["format", "format_version", *_names(Plan)]
     _require_names(content, expected, "the plan")
     topology = _decode(content["topology"], str, "topology")
     mesh = _mesh(content["mesh"])
     order = _decode(content["device_order"], tuple[int, ...], "device_order")
-    machine = _machine(topology, mesh, order)
+    machine = _machine(topology, figures, mesh, order)
     hints = _hints(Plan)
     fields: dict[str, Any] = {"topology": topology, "mesh": mesh, "device_order": order}
     for name in _names(Plan):
@@ -191,10 +195,28 @@ def _mesh(data: Any) -> dict[str, int]:
     return {axis: size for axis, size in pairs}
 
 
-def _machine(name: str, mesh: Mapping[str, int], order: tuple[int, ...]) -> Machine:
+def _changed_figures(chip: cm.Chip) -> dict[str, Any]:
+    """Figures of a chip that are not those of its generation's file, as of a calibrated one."""
+    usual, hints = cm.chip(chip.name), _hints(cm.Chip)
+    values = {name: getattr(chip, name) for name in _names(cm.Chip)}
+    return {
+        name: _encode(value, hints[name]) for name, value in values.items() if value != getattr(usual, name)
+    }
+
+
+def _with_figures(topology: cm.Topology, figures: Any) -> cm.Topology:
+    hints = _hints(cm.Chip)
+    unknown = [name for name in _of(dict, figures, _FIGURES) if name not in hints or name == "name"]
+    if unknown:
+        raise _bad(_FIGURES, f"{', '.join(map(repr, unknown))} unknown")
+    changed = {name: _decode(value, hints[name], f"{_FIGURES}.{name}") for name, value in figures.items()}
+    return topology.with_chip(dataclasses.replace(topology.chip, **changed))
+
+
+def _machine(name: str, figures: Any, mesh: Mapping[str, int], order: tuple[int, ...]) -> Machine:
     """Place the mesh as it was placed: the placement that visits the devices in the plan's order."""
     try:
-        topology = cm.Topology.parse(name)
+        topology = _with_figures(cm.Topology.parse(name), figures)
         found = next((p for p in _placements(topology, mesh) if p.device_order == order), None)
     except (cm.TopologyError, cm.MeshError) as error:
         raise _bad("topology or mesh", str(error).rstrip(".")) from error

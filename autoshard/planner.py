@@ -210,12 +210,12 @@ def _where_it_fits(
 
     found = smallest_fitting_slice(
         source,
-        cm.Topology.parse(plan.topology),
+        plan.slice,
         plan.mesh,
         plan_on,
         memory_limit_bytes=plan.memory_limit_bytes,
     )
-    generation = cm.Topology.parse(plan.topology).chip.name
+    generation = plan.slice.chip.name
     if found is None:
         return f"no slice of {generation} was found that the program fits as it is written"
     return f"the smallest slice of {generation} found to do is {found[0]}, as mesh {found[1]}"

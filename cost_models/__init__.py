@@ -6,7 +6,7 @@ on that grid. On them stand the prices: `collective_seconds` for communication, 
 memory.
 """
 
-from cost_models.chip import Chip, UnknownChipError, chip, chips, load_chip
+from cost_models.chip import Chip, UnknownChipError, chip, chip_tables, chip_text, chips, load_chip
 from cost_models.collectives import (
     COLLECTIVES,
     CollectiveCost,
@@ -52,6 +52,8 @@ __all__ = [
     "UnknownChipError",
     "VectorClass",
     "chip",
+    "chip_tables",
+    "chip_text",
     "chips",
     "collective_seconds",
     "convolution_seconds",

@@ -10,12 +10,13 @@ InfiniBand between nodes takes the place of the data centre network (DCN) betwee
 
 import dataclasses
 import functools
+import json
 import pathlib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Chip", "UnknownChipError", "chip", "chips", "load_chip"]
+__all__ = ["Chip", "UnknownChipError", "chip", "chip_tables", "chip_text", "chips", "load_chip"]
 
 _FOLDER = pathlib.Path(__file__).parent / "hardware"
 _ORDER = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "v7x", "a100", "h100", "h200")
@@ -137,20 +138,68 @@ def load_chip(path: pathlib.Path) -> Chip:
         The chip, named after the file's stem.
 
     Raises:
-        ValueError: listing all fields that are missing, unknown, or lack one of the four keys.
+        ValueError: it is no TOML file; or listing all fields that are missing, unknown, lack one of the four
+            keys, or have a value of another type.
+        OSError: the file cannot be read.
 
     """
-    with path.open("rb") as stream:
-        tables: dict[str, Any] = tomllib.load(stream)
-    wanted = [field.name for field in dataclasses.fields(Chip) if field.name != "name"]
-    faults = [f"{name}: missing" for name in wanted if name not in tables]
-    faults += [f"{name}: unknown" for name in tables if name not in wanted]
+    tables = _tables(path)
+    fields = {field.name: field.type for field in dataclasses.fields(Chip) if field.name != "name"}
+    faults = [f"{name}: missing" for name in fields if name not in tables]
+    faults += [f"{name}: unknown" for name in tables if name not in fields]
     for name, table in tables.items():
         keys = set(table) if isinstance(table, dict) else set()
         faults += [f"{name}: no {key}" for key in ("value", "unit", "source", "date") if key not in keys]
+        if name in fields and "value" in keys and not isinstance(table["value"], _accepted(fields[name])):
+            faults.append(f"{name}: {table['value']!r} is of type {type(table['value']).__name__}")
     if faults:
         raise ValueError(f"{path.name} does not describe a chip: {'; '.join(faults)}.")
-    return Chip(name=path.stem, **{name: _frozen(tables[name]["value"]) for name in wanted})
+    return Chip(name=path.stem, **{name: _frozen(tables[name]["value"]) for name in fields})
+
+
+def _tables(path: pathlib.Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        try:
+            return tomllib.load(stream)
+        except ValueError as error:
+            raise ValueError(f"{path.name} is no TOML file: {error}.") from None
+
+
+def _accepted(kind: Any) -> Any:
+    """Types that TOML may give for a field."""
+    return {str: str, int: int, float: (int, float)}.get(kind, list)
+
+
+def chip_tables(name: str) -> dict[str, dict[str, Any]]:
+    """Return what a generation's data file says of each field: value, unit, source, date and maybe a note.
+
+    Args:
+        name: as for `chip`.
+
+    Raises:
+        UnknownChipError: as `chip`.
+
+    >>> chip_tables("v3")["clock_hz"]["unit"]
+    'Hz'
+
+    """
+    return _tables(_FOLDER / f"{chip(name).name}.toml")
+
+
+def chip_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write tables as a data file that `load_chip` reads.
+
+    >>> print(chip_text({"clock_hz": {"value": 9.4e8, "unit": "Hz"}}), end="")
+    [clock_hz]
+    value = 940000000.0
+    unit = "Hz"
+
+    """
+    # A number, a text and a list are written alike in JSON and TOML.
+    return "\n".join(
+        "".join([f"[{name}]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in table.items())])
+        for name, table in tables.items()
+    )
 
 
 def _frozen(value: Any) -> Any:

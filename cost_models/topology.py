@@ -149,6 +149,27 @@ class Topology:
             f"{dataclasses.replace(largest, num_slices=-(-num_devices // largest.num_devices))}."
         )
 
+    def with_chip(self, figures: Chip) -> "Topology":
+        """Return the same slice with other figures of its generation, such as calibrated ones.
+
+        Args:
+            figures: of a device of the generation; they may come from a file of any name (see `load_chip`).
+
+        Raises:
+            TopologyError: the figures are of another generation, or do not allow the slice.
+
+        >>> faster = dataclasses.replace(chip("v3"), hbm_efficiency=0.95)
+        >>> Topology.parse("v3:4x4").with_chip(faster).chip.hbm_efficiency
+        0.95
+
+        """
+        if figures.device_kind != self.chip.device_kind:
+            raise TopologyError(
+                f"{self} has devices of the kind {self.chip.device_kind!r}, and the figures {figures.name!r} are of "
+                f"{figures.device_kind!r}. Give figures of {self.chip.name}, or a slice of the other generation."
+            )
+        return dataclasses.replace(self, chip=dataclasses.replace(figures, name=self.chip.name))
+
     @property
     def num_chips(self) -> int:
         """Chips in all slices."""

@@ -7,7 +7,13 @@ virtual CPU devices; `profile` measures one on the devices that are present.
 
 from autoshard.validate.artifact import Artifact, ArtifactError, export_artifact
 from autoshard.validate.collectives import Collective
-from autoshard.validate.compiled import CompiledReport, compile_cpu, compile_tpu, compiler_target
+from autoshard.validate.compiled import (
+    CompiledReport,
+    compile_cpu,
+    compile_tpu,
+    compile_tpu_each,
+    compiler_target,
+)
 from autoshard.validate.hlo import HloParseError
 from autoshard.validate.memory import Memory, OutOfMemory
 from autoshard.validate.numerics import CandidateNumerics, NumericsReport, OutputError, compare_numerics
@@ -43,6 +49,7 @@ __all__ = [
     "compare_numerics",
     "compile_cpu",
     "compile_tpu",
+    "compile_tpu_each",
     "compiler_target",
     "export_artifact",
     "is_libtpu_available",

@@ -143,12 +143,37 @@ def compile_tpu(
         CompileError: the compiler refused the program or the topology, aborted, or took too long.
 
     """
-    if not is_libtpu_available():
-        raise MissingLibtpuError
-    if artifact.platform != "tpu":
-        raise CompileError(
-            f"{artifact.name} was exported for {artifact.platform!r}; compile_tpu needs platform='tpu'"
-        )
+    _require_tpu([artifact])
+    generation = re.split("[:_=]", topology)[0].removeprefix("TPU ").strip()
+    return _compile(
+        artifact,
+        target=f"{num_slices}*{topology}" if num_slices > 1 else topology,
+        request=_tpu_request(
+            topology=topology,
+            wrap=wrap,
+            num_slices=num_slices,
+            chip_config_name=chip_config_name,
+            device_order=device_order,
+            stop_early=stop_early,
+            compiler_options=compiler_options,
+        ),
+        mesh_shape=artifact.mesh_shape if mesh_shape is None else mesh_shape,
+        clock_hz=_clock(generation),
+        cpu_devices=1,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def _tpu_request(
+    *,
+    topology: str,
+    wrap: tuple[bool, bool, bool] | None,
+    num_slices: int,
+    chip_config_name: str | None,
+    device_order: Sequence[int] | None = None,
+    stop_early: bool = False,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if wrap is not None:
         options["wrap"] = wrap
@@ -156,23 +181,68 @@ def compile_tpu(
         options["num_slices"] = num_slices
     if chip_config_name is not None:
         options["chip_config_name"] = chip_config_name
-    generation = re.split("[:_=]", topology)[0].removeprefix("TPU ").strip()
-    return _compile(
-        artifact,
-        target=f"{num_slices}*{topology}" if num_slices > 1 else topology,
-        request={
-            "platform": "tpu",
-            "topology": topology,
-            "topology_options": options,
-            "device_order": None if device_order is None else [int(i) for i in device_order],
-            "stop_early": stop_early,
-            "compiler_options": dict(compiler_options or {}),
-        },
-        mesh_shape=artifact.mesh_shape if mesh_shape is None else mesh_shape,
-        clock_hz=_clock(generation),
-        cpu_devices=1,
-        timeout_seconds=timeout_seconds,
-    )
+    return {
+        "platform": "tpu",
+        "topology": topology,
+        "topology_options": options,
+        "device_order": None if device_order is None else [int(i) for i in device_order],
+        "stop_early": stop_early,
+        "compiler_options": dict(compiler_options or {}),
+    }
+
+
+def _require_tpu(artifacts: Sequence[Artifact]) -> None:
+    if not is_libtpu_available():
+        raise MissingLibtpuError
+    for artifact in artifacts:
+        if artifact.platform != "tpu":
+            raise CompileError(
+                f"{artifact.name} was exported for {artifact.platform!r}; compile_tpu needs platform='tpu'"
+            )
+
+
+def compile_tpu_each(
+    artifacts: Sequence[Artifact],
+    *,
+    topology: cm.Topology,
+    timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS,
+) -> tuple[CompiledReport, ...]:
+    """Compile several programs with the TPU compiler, one after the other in one process, which saves its starts.
+
+    Args:
+        artifacts: programs exported for the platform "tpu".
+        topology: the slice; the programs run on its first devices.
+        timeout_seconds: wall time of all together.
+
+    Returns:
+        A report for each, as `compile_tpu` would return it.
+
+    Raises:
+        MissingLibtpuError: libtpu is not installed.
+        CompileError: as of `compile_tpu`, for the first program that fails; or the topology is of GPUs.
+
+    """
+    request = _tpu_request(**compiler_target(topology))
+    _require_tpu(artifacts)
+    programs = [
+        {"name": a.name, "mesh_shape": _pairs(a.mesh_shape), "donated": list(a.donated)} for a in artifacts
+    ]
+    with tempfile.TemporaryDirectory(prefix="autoshard-") as name:
+        folders = [Path(name) / str(number) for number in range(len(artifacts))]
+        for folder, artifact in zip(folders, artifacts, strict=True):
+            folder.mkdir()
+            (folder / "program.bin").write_bytes(artifact.serialized)
+        answer = run_worker(
+            Path(name),
+            {"task": "compile_each", "programs": programs, **request},
+            what=f"compiling {len(artifacts)} programs for {topology}",
+            timeout_seconds=timeout_seconds,
+        )
+        clock = topology.chip.clock_hz
+        return tuple(
+            _read(a, str(topology), a.mesh_shape, topology.num_slices, clock, report, _texts(folder))
+            for a, folder, report in zip(artifacts, folders, answer["reports"], strict=True)
+        )
 
 
 def compiler_target(topology: cm.Topology) -> dict[str, Any]:
@@ -265,8 +335,7 @@ def _compile(
     with tempfile.TemporaryDirectory(prefix="autoshard-") as name:
         folder = Path(name)
         (folder / "program.bin").write_bytes(artifact.serialized)
-        # JSON objects keep their order here, but a list says so.
-        shape = [[axis, size] for axis, size in mesh_shape.items()]
+        shape = _pairs(mesh_shape)
         report = run_worker(
             folder,
             {"task": "compile", "mesh_shape": shape, "donated": list(artifact.donated), **request},
@@ -274,12 +343,22 @@ def _compile(
             timeout_seconds=timeout_seconds,
             cpu_devices=cpu_devices,
         )
-        texts = {
-            file: (folder / file).read_text() if (folder / file).exists() else ""
-            for file in ("hlo.txt", "buffers.txt", "usage.txt")
-        }
+        texts = _texts(folder)
     num_slices = request["topology_options"].get("num_slices", 1)
     return _read(artifact, target, mesh_shape, num_slices, clock_hz, report, texts)
+
+
+def _pairs(mesh_shape: Mapping[str, int]) -> list[list[Any]]:
+    """Write a mesh in JSON: objects keep their order here, but a list says so."""
+    return [[axis, size] for axis, size in mesh_shape.items()]
+
+
+def _texts(folder: Path) -> Mapping[str, str]:
+    """Read what a worker left beside its report."""
+    return {
+        file: (folder / file).read_text() if (folder / file).exists() else ""
+        for file in ("hlo.txt", "buffers.txt", "usage.txt")
+    }
 
 
 def _read(

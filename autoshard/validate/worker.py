@@ -28,8 +28,6 @@ _STRUCT: Any = jax.ShapeDtypeStruct
 _WAIT: Any = jax.block_until_ready
 
 _POLL_SECONDS = 0.05
-# Held by whoever writes the report: the compiling thread or the one that stops it early.
-_REPORTING = threading.Lock()
 
 
 def main(folder: Path) -> None:
@@ -38,6 +36,8 @@ def main(folder: Path) -> None:
     try:
         if request["task"] == "run":
             report = _run(folder, request)
+        elif request["task"] == "compile_each":
+            report = _compile_each(folder, request)
         else:
             report = _compile(folder, request)
     except Exception as error:
@@ -121,6 +121,17 @@ def _key_data(aval: Any) -> tuple[tuple[int, ...], Any]:
     return data.shape, data.dtype
 
 
+def _compile_each(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """Compile each program in the folder that its number names, and stop at the first that fails."""
+    reports = []
+    for number, program in enumerate(request["programs"]):
+        try:
+            reports.append(_compile(folder / str(number), {**request, **program}))
+        except Exception as error:
+            raise RuntimeError(f"{program['name']}: {type(error).__name__}: {error}") from error
+    return {"status": "ok", "reports": reports}
+
+
 def _compile(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     exported = export.deserialize(bytearray((folder / "program.bin").read_bytes()))
@@ -131,18 +142,20 @@ def _compile(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     facts = {"devices": len(devices), "lower_seconds": time.perf_counter() - started}
 
     dump = {"xla_dump_to": str(folder / "dump")}
+    # Held by whoever writes the report: this thread or the one that stops it early.
+    reporting = threading.Lock()
     options = dict(request["compiler_options"])
     started = time.perf_counter()
     if request["stop_early"] and request["platform"] == "tpu":
         options |= dump
-        threading.Thread(target=_stop_early, args=(folder, facts, started), daemon=True).start()
+        threading.Thread(target=_stop_early, args=(folder, facts, started, reporting), daemon=True).start()
     try:
         compiled = lowered.compile(options or None)
-        _REPORTING.acquire()
+        reporting.acquire()
     except Exception as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        _REPORTING.acquire()
+        reporting.acquire()
         seconds = time.perf_counter() - started
         if "xla_dump_to" not in options:
             # The message does not say what fills the memory; the dump does.
@@ -171,13 +184,13 @@ def _compile(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stop_early(folder: Path, facts: dict[str, Any], started: float) -> None:
+def _stop_early(folder: Path, facts: dict[str, Any], started: float, reporting: threading.Lock) -> None:
     """Report as soon as the optimised module and its memory plan are on disk, before code generation."""
     while not list((folder / "dump").glob("*after_optimizations_after_buffer_assignment.txt")):
         time.sleep(_POLL_SECONDS)
-    _REPORTING.acquire()
+    reporting.acquire()
     if not _save_dump(folder):
-        _REPORTING.release()
+        reporting.release()
         return
     seconds = time.perf_counter() - started
     _finish(folder, {"status": "ok", "complete": False, "compile_seconds": seconds, **facts})
