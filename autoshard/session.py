@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, AxisType
 
 import cost_models as cm
@@ -241,8 +242,15 @@ class Session:
 
     def estimate(self, decisions: Decisions) -> Estimate:
         """Emit the per-device program and price it."""
+        return self.priced(self.emitted(decisions))
+
+    def emitted(self, decisions: Decisions) -> ClosedJaxpr:
+        """Emit the per-device program as a jaxpr."""
         avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.source.traced.in_avals]
-        closed = jax.make_jaxpr(self.program(decisions))(*avals)
+        return jax.make_jaxpr(self.program(decisions))(*avals)
+
+    def priced(self, closed: ClosedJaxpr) -> Estimate:
+        """Price a per-device program of this source on this machine."""
         numbers = number_groups(self.source.block)
         source = self.source
         return estimate(

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr
 from scipy import optimize
 
 import cost_models as cm
 from autoshard.calibration.measuring import CalibrationError, Measurement
 from autoshard.calibration.programs import Kind, MicroProgram
-from autoshard.partition.emitter import Decisions
 from autoshard.partition.price import Machine
 from autoshard.propagate import complete
 from autoshard.session import Session, Source
@@ -59,18 +59,19 @@ class Predictor:
     """What the cost model says of micro-programs on a slice, whatever its chip's figures."""
 
     def __init__(self, programs: Sequence[MicroProgram], topology: cm.Topology) -> None:
-        """Trace the programs once."""
+        """Trace the programs once: on one device no figure changes what is emitted."""
         self._topology = topology
-        self._traced: dict[MicroProgram, tuple[Session, Decisions]] = {}
+        self._emitted: dict[MicroProgram, tuple[Session, ClosedJaxpr]] = {}
         for program in programs:
             session = Session.of(Source.of(program.fn, program.args), topology, _MESH)
-            self._traced[program] = session, complete(session, {})[0]
+            decisions, _ = complete(session, {})
+            self._emitted[program] = session, session.emitted(decisions)
 
     def seconds(self, program: MicroProgram, chip: cm.Chip) -> float:
         """Predict one run."""
-        session, decisions = self._traced[program]
+        session, emitted = self._emitted[program]
         machine = Machine.of(self._topology.with_chip(chip), _MESH)
-        return dataclasses.replace(session, machine=machine).estimate(decisions).step_seconds
+        return dataclasses.replace(session, machine=machine).priced(emitted).step_seconds
 
 
 def fit_chip(measured: Sequence[Measurement], topology: cm.Topology, predictor: Predictor) -> cm.Chip:
