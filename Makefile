@@ -74,6 +74,10 @@ bench-partition: $(STAMP)  ## Compare what our programs send with what XLA's par
 accuracy: $(STAMP)  ## Compare the cost model with the TPU compiler; write docs/accuracy.md. PROGRAMS=mlp,moe picks some.
 	$(BIN)/python -m benchmarks.accuracy --programs "$(PROGRAMS)"
 
+.PHONY: calibration
+calibration: $(STAMP)  ## Fit chips' figures to the TPU compiler; write docs/calibration.md. TOPOLOGIES=v3:4x4 picks some.
+	$(BIN)/python -m benchmarks.calibration --topologies "$(TOPOLOGIES)"
+
 IOPDDL ?= ../shared/data/iopddl
 
 .PHONY: bench-iopddl

@@ -31,6 +31,7 @@ from autoshard.calibration import (
     measuring,
 )
 from autoshard.cli import main
+from benchmarks.calibration import page
 
 V3 = cm.Topology.parse("v3:2x2")
 NAMES = tuple(p.name for p in PARAMETERS)
@@ -161,10 +162,13 @@ def test_the_file_holds_the_figures_and_where_all_are_from(synthetic: Calibratio
     path.write_text(synthetic.to_toml())
     assert cm.load_chip(path) == synthetic.chip
     text = path.read_text()
+    before = synthetic.errors("streams", fitted=False, before=True)
+    assert before.worst == pytest.approx(1 - 0.8 / 0.92, rel=0.01)
     assert (
-        f'[hbm_efficiency]\nvalue = 0.8\nunit = "fraction"\nsource = "autoshard calibrate --topology v3:2x2:'
-        f' synthetic times"\ndate = "{synthetic.date}"\nnote = "fitted to 3 streams: error median 0.0 %, worst 0.0 %;'
-        " on 3 others: median 0.0 %, worst 0.0 %; the generation's file has 0.92\"\n" in text
+        '[hbm_efficiency]\nvalue = 0.8\nunit = "fraction"\nsource = "autoshard calibrate --topology v3:2x2: synthetic'
+        f' times"\ndate = "{synthetic.date}"\nnote = "fitted to 3 streams: error median 0.0 %, worst 0.0 %; on 3'
+        f" others: median 0.0 %, worst 0.0 % ({before} with the generation's file, which has 0.92)\"\n"
+        in text
     )
     usual = cm.chip_tables("v3")["clock_hz"]
     assert f'[clock_hz]\nvalue = 940000000.0\nunit = "Hz"\nsource = "{usual["source"]}"\n' in text
@@ -188,6 +192,14 @@ def test_a_file_with_values_of_another_type_is_refused(tmp_path: Path) -> None:
     path.write_text("[hbm_efficiency")
     with pytest.raises(ValueError, match="odd.toml is no TOML file"):
         cm.load_chip(path)
+
+
+def test_the_page_lists_every_parameter_and_program(synthetic: Calibration) -> None:
+    text = page([synthetic])
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + len(PARAMETERS) + 1 + len(FAMILY)
+    assert {len(row) for row in rows} == {8, 6}
+    assert "Written by `make calibration TOPOLOGIES=v3:2x2`" in text
 
 
 # Plans with the figures of a file ----------------------------------------------------------------------

@@ -105,10 +105,11 @@ class Calibration:
 
     def _note(self, parameter: Parameter) -> str:
         fit, test = (self.errors(parameter.kind, fitted=fitted) for fitted in (True, False))
+        before = self.errors(parameter.kind, fitted=False, before=True)
         value = self.value(parameter)
         return (
-            f"fitted to {fit.count} {parameter.kind}: error {fit}; on {test.count} others: {test}; the generation's file"
-            f" has {getattr(self.topology.chip, parameter.name):g}"
+            f"fitted to {fit.count} {parameter.kind}: error {fit}; on {test.count} others: {test} ({before} with the"
+            f" generation's file, which has {getattr(self.topology.chip, parameter.name):g})"
             + ("; at the end of its range" if value in (parameter.least, parameter.most) else "")
         )
 
