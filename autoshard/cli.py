@@ -351,6 +351,7 @@ def alternatives(
 @_program
 @click.option("--topology", required=True, help="Slice, as v3:4x4.")
 @click.option("--mesh", "mesh_text", metavar="data=8,model=4", help="Mesh axes; searched if left out.")
+@_chip
 @click.option("--points", type=click.IntRange(min=1), default=8, show_default=True, help="Limits to try.")
 @_annotate
 @_donate
@@ -360,6 +361,7 @@ def pareto(
     program: str,
     topology: str,
     mesh_text: str | None,
+    chip_path: str | None,
     points: int,
     annotate: Sequence[str],
     donate: str | None,
@@ -374,7 +376,7 @@ def pareto(
         front = autoshard.pareto(
             loaded.fn,
             *loaded.args,
-            topology=topology,
+            topology=_slice(topology, mesh, chip_path),
             mesh=mesh,
             points=points,
             annotations=given,

@@ -267,7 +267,8 @@ class Plan:
 
         Args:
           annotations: more specs to keep, by key as for `autoshard.suggest`; they go before the plan's own.
-          topology: another slice; without a `mesh` the plan's own grows to it.
+          topology: another slice; without a `mesh` the plan's own grows to it. A name of the same generation keeps the
+            figures of the plan's chip.
           mesh: another mesh.
           memory_limit_bytes: another limit.
 

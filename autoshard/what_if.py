@@ -63,6 +63,8 @@ def _moved(request: Request, topology: str | cm.Topology | None, mesh: Mapping[s
     """Place the program of a request elsewhere."""
     session = request.session
     slice_ = resolve_topology(topology or session.machine.placement.topology, mesh)
+    if isinstance(topology, str) and slice_.chip.name == session.machine.chip.name:
+        slice_ = slice_.with_chip(session.machine.chip)
     if mesh is None:
         mesh = session.machine.mesh
         devices = math.prod(mesh.values())

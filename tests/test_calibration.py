@@ -235,6 +235,8 @@ def test_a_plan_keeps_its_figures_in_its_file() -> None:
     fn, x = _product()
     slower = V3.with_chip(dataclasses.replace(V3.chip, matmul_efficiency=0.5, f32_passes=(1.0, 3.0, 5.5)))
     plan = autoshard.suggest(fn, x, topology=slower, mesh={"data": 8})
+    assert plan.what_if(topology="v3:4x4").slice.chip == slower.chip
+    assert plan.what_if(topology="v5e:4x4").slice.chip == cm.chip("v5e")
     text = plan.to_json()
     read = autoshard.Plan.from_json(text)
     assert read.slice == plan.slice == slower and read.to_json() == text
