@@ -21,10 +21,8 @@ from autoshard.layout import (
     Layout,
     MeshShape,
     chunk,
-    coordinates,
     local_shape,
     mesh_size,
-    position,
 )
 from autoshard.padding import pad_end
 from autoshard.partition.price import Machine
@@ -206,25 +204,24 @@ def _permutation(
 ) -> tuple[Axes, tuple[tuple[int, int], ...]]:
     mesh = dict(sizes)
     base = tuple(a for a in mesh if a in moved)
-    changed = [d for d, (x, y) in enumerate(zip(before, after, strict=True)) if x != y]
+    along = dict(zip(base, np.indices([mesh[a] for a in base]).reshape(len(base), -1), strict=True))
 
-    def part(coords: MeshShape, dims: tuple[Axes, ...]) -> tuple[int, ...]:
-        return tuple(position(coords, dims[d], mesh) for d in changed)
+    def part(which: int) -> np.ndarray:
+        """Number, for every device, the part of the array that it has before or wants after."""
+        number = np.zeros(mesh_size(base, mesh), dtype=np.int64)
+        for layouts in zip(before, after, strict=True):
+            for axis in layouts[which] if layouts[0] != layouts[1] else ():
+                number = number * mesh[axis] + along[axis]
+        return number
 
-    devices = [coordinates(i, base, mesh) for i in range(mesh_size(base, mesh))]
-    holders: dict[tuple[int, ...], list[int]] = {}
-    for i, coords in enumerate(devices):
-        holders.setdefault(part(coords, before), []).append(i)
-    wanted = [part(coords, after) for coords in devices]
-    pairs: dict[int, int] = {}
-    for i, block in enumerate(wanted):  # what is there already stays
-        if i in holders[block]:
-            holders[block].remove(i)
-            pairs[i] = i
-    for i, block in enumerate(wanted):
-        if i not in pairs:
-            pairs[i] = holders[block].pop(0)
-    return base, tuple((source, target) for target, source in sorted(pairs.items()))
+    held, wanted = part(0), part(1)
+    # What is there already stays; other parts go from their holders to who wants them, both in device order.
+    sources, targets = np.arange(held.size), np.arange(held.size)
+    moving = np.flatnonzero(held != wanted)
+    sources[moving[np.argsort(wanted[moving], kind="stable")]] = moving[
+        np.argsort(held[moving], kind="stable")
+    ]
+    return base, tuple(zip(sources.tolist(), targets.tolist(), strict=True))
 
 
 def parts(layout: Layout, mesh: MeshShape) -> tuple[int, ...]:
