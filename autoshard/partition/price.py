@@ -345,9 +345,9 @@ class Machine:
     def _work(self, eqn: Equation, resident: bool = False) -> Cost:
         """Price what the units do; the operands are `resident` in VMEM inside a kernel of Pallas.
 
-        Such a kernel keeps the units busy side by side, as any other: on v5e, v5p, v6e and v7x the compiler's
-        schedules of flash attention, forward and backward, take as long as the busier unit within 15 %; of a forward
-        pass on v7x, where the vector unit counts bf16 twice, a third less.
+        Such a kernel keeps the units busy side by side, as any other: the compiler's schedules of flash attention
+        on v5e and v6e take as long as the busier unit within 15 %. On v7x they take a third less for a forward pass;
+        for a backward pass on v5p they say less than the matrix unit needs, so they are no proof.
         """
         name = eqn.primitive.name
         if name in _FREE:
