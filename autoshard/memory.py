@@ -1,9 +1,9 @@
 """Peak HBM of a per-device program, by liveness in padded bytes.
 
 A buffer lives from the kernel that makes it to the last one that reads it. What never leaves a kernel needs
-none; views, barriers, in-place updates and loop carries share their operand's. An elementwise kernel may
-overwrite an operand that dies in it. Inputs stay unless donated. A kernel with a large result may wait until
-the result is read.
+none; views, barriers, in-place updates and loop carries share their operand's. An elementwise kernel and an
+all-reduce may overwrite an operand that dies in it. Inputs stay unless donated. A kernel with a large result may
+wait until the result is read.
 """
 
 from __future__ import annotations
@@ -286,8 +286,10 @@ class _Liveness:
         return best, where, snapshot
 
     def _overwrites(self, kernel: tuple[Any, list[Any]]) -> bool:
-        """Tell whether a kernel may write over an operand that dies in it."""
+        """Tell whether a kernel, or an all-reduce, may write over an operand that dies in it."""
         tag, eqns = kernel
+        if COLLECTIVES.get(eqns[0].primitive.name) == "all_reduce":
+            return True
         heavy = ("dot_general", "conv_general_dilated", "gather", "sort", "transpose", "concatenate", "scan")
         return tag is not None and not any(e.primitive.name in heavy for e in eqns)
 
