@@ -8,35 +8,30 @@ input cannot be used; 130 interrupted.
 from __future__ import annotations
 
 import functools
-import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 import jax
-from rich.console import Console, RenderableType
-from rich.text import Text
 
 import autoshard
 import cost_models as cm
 from autoshard import cli_input
 from autoshard.apply import matching_source
 from autoshard.cli_input import InputError
+from autoshard.cli_output import fail, interruptible, print_json, print_view, records, say, write
 from autoshard.errors import AutoshardError, PlanMismatchError, TraceError
 from autoshard.meshes import resolve_topology
 from autoshard.plan import Plan
 from autoshard.report.comparison import comparison_view
-from autoshard.report.page import plain
 from autoshard.report.tables import summary
 from autoshard.report.text import plan_view
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 __all__ = ["main"]
 
@@ -80,14 +75,14 @@ def _reported(command: Command) -> Command:
         try:
             return command(*args, **options)
         except KeyboardInterrupt:
-            _say("interrupted")
+            say("interrupted")
             raise SystemExit(130) from None
         except TraceError as error:
             cause = error.__cause__
             frames = cli_input.users_frames(cause) if cause is not None else []
-            _fail("\n".join([str(error), *(["It failed at:", *frames] if frames else [])]))
+            fail("\n".join([str(error), *(["It failed at:", *frames] if frames else [])]))
         except _BAD_INPUT as error:
-            _fail(str(error))
+            fail(str(error))
 
     return run
 
@@ -170,7 +165,7 @@ def suggest(
     _stay_on_cpu()
     mesh, given = cli_input.read_mesh(mesh_text), cli_input.read_annotations(annotate)
     loaded = cli_input.read_program(program)
-    with _interruptible("planning") as (progress, interrupts):
+    with interruptible("planning") as (progress, interrupts):
         plan = autoshard.suggest(
             loaded.fn,
             *loaded.args,
@@ -183,15 +178,15 @@ def suggest(
             progress=progress,
         )
     if out is not None:
-        _write(out, plan.to_json())
+        write(out, plan.to_json())
     if as_json:
-        _print_json(summary(plan, model_flops=model_flops))
+        print_json(summary(plan, model_flops=model_flops))
     else:
         _print_plan(plan, full=full, timings=timings, model_flops=model_flops)
         if out is not None and sys.stderr.isatty():
-            _say(f"written to {out}")
+            say(f"written to {out}")
     if interrupts:
-        _say("interrupted: the plan is the best one so far")
+        say("interrupted: the plan is the best one so far")
         raise SystemExit(130)
     if not plan.fits:
         raise SystemExit(1)
@@ -208,7 +203,7 @@ def show(plan_path: str, model_flops: float | None, full: bool, timings: bool, a
     """Print a plan that `suggest --out` wrote."""
     plan = cli_input.read_plan(plan_path)
     if as_json:
-        _print_json(summary(plan, model_flops=model_flops))
+        print_json(summary(plan, model_flops=model_flops))
     else:
         _print_plan(plan, full=full, timings=timings, model_flops=model_flops)
 
@@ -269,7 +264,7 @@ def compare(
         "memory_limit_bytes": None if memory_limit_gib is None else memory_limit_gib * 2**30,
     }
     left_out: Mapping[str, str] = {}
-    with _interruptible("planning") as (progress, _):
+    with interruptible("planning") as (progress, _):
         if not plans:
             plans.append(autoshard.suggest(loaded.fn, *loaded.args, **options, progress=progress))
         if names != "none":
@@ -280,9 +275,9 @@ def compare(
             left_out = getattr(known, "left_out", {})
     table = table_of(plans, model_flops=model_flops)
     if as_json:
-        _print_json({"plans": _records(table), "left_out": dict(left_out)})
+        print_json({"plans": records(table), "left_out": dict(left_out)})
     else:
-        _print_view(comparison_view(table))
+        print_view(comparison_view(table))
         for name, why in left_out.items():
             click.echo(f"left out: {name}: {why}")
 
@@ -301,10 +296,10 @@ def compare(
 @_reported
 def why(program: str, plan_path: str, key: str, rivals: int, annotate: Sequence[str], as_json: bool) -> None:
     plan = _answering(program, plan_path, annotate)
-    with _interruptible("solving"):
+    with interruptible("solving"):
         answer = plan.why(key, rivals)
     if as_json:
-        _print_json(answer.to_dict())
+        print_json(answer.to_dict())
     else:
         click.echo(str(answer))
 
@@ -339,10 +334,10 @@ def alternatives(
     from autoshard.report.answers import alternative_tables
 
     plan = _answering(program, plan_path, annotate)
-    with _interruptible("solving"):
+    with interruptible("solving"):
         found = plan.alternatives(count, among or None, by)
     if as_json:
-        _print_json(_records(table_of([plan, *found])))
+        print_json(records(table_of([plan, *found])))
     else:
         click.echo("\n\n".join(map(str, alternative_tables(plan, found))))
 
@@ -372,7 +367,7 @@ def pareto(
     _stay_on_cpu()
     mesh, given = cli_input.read_mesh(mesh_text), cli_input.read_annotations(annotate)
     loaded = cli_input.read_program(program)
-    with _interruptible("planning") as (progress, _):
+    with interruptible("planning") as (progress, _):
         front = autoshard.pareto(
             loaded.fn,
             *loaded.args,
@@ -384,7 +379,7 @@ def pareto(
             progress=progress,
         )
     if as_json:
-        _print_json(_records(table_of(front.plans)))
+        print_json(records(table_of(front.plans)))
     else:
         click.echo(str(front))
     if not front[0].fits:
@@ -413,12 +408,12 @@ def validate(program: str, plan_path: str, level: str, as_json: bool) -> None:
     loaded = cli_input.read_program(program)
     _require_match(plan_path, plan, loaded)
     try:
-        with _interruptible(f"validating: {level}"):
+        with interruptible(f"validating: {level}"):
             report: Any = plan.validate(loaded.fn, *loaded.args, level=level)
     except (ArtifactError, ProfileError, WorkerError) as error:
-        _fail(f"The plan could not be validated at the level {level!r}: {error}")
+        fail(f"The plan could not be validated at the level {level!r}: {error}")
     if as_json:
-        _print_json(report.to_dict())
+        print_json(report.to_dict())
     else:
         click.echo(str(report))
     if not report.ok:
@@ -447,18 +442,18 @@ def calibrate(topology: str, out: str | None, profile: bool, as_json: bool) -> N
     if not profile:
         _stay_on_cpu()
     try:
-        with _interruptible("calibrating") as (progress, _):
+        with interruptible("calibrating") as (progress, _):
             found = calibration_of(topology, profile=profile, progress=progress)
     except (ProfileError, WorkerError) as error:
-        _fail(f"{topology} could not be calibrated: {error}")
+        fail(f"{topology} could not be calibrated: {error}")
     if out is not None:
-        _write(out, found.to_toml())
+        write(out, found.to_toml())
     if as_json:
-        _print_json(found.to_dict())
+        print_json(found.to_dict())
     else:
         click.echo(str(found))
         if out is not None and sys.stderr.isatty():
-            _say(f"written to {out}")
+            say(f"written to {out}")
 
 
 @main.command()
@@ -468,7 +463,7 @@ def topologies(as_json: bool) -> None:
     """List the slices of TPUs and nodes of GPUs that can be planned for, by generation."""
     found = {chip.name: list(cm.slices(chip.name)) for chip in cm.chips()}
     if as_json:
-        _print_json(
+        print_json(
             {
                 chip.name: {
                     "platform": chip.platform,
@@ -547,82 +542,5 @@ def _require_folder(out: str | None) -> None:
         raise InputError(f"--out {out}: there is no folder {Path(out).absolute().parent}. Make it first.")
 
 
-# Output ------------------------------------------------------------------------------------------------
-
-
 def _print_plan(plan: Plan, *, full: bool, timings: bool, model_flops: float | None) -> None:
-    _print_view(plan_view(plan, full=full, timings=timings, model_flops=model_flops))
-
-
-def _print_view(view: RenderableType) -> None:
-    """Print in colour on a terminal, as plain text elsewhere."""
-    console = Console(markup=False, highlight=False, emoji=False)
-    if console.is_terminal:
-        console.print(view)
-    else:
-        click.echo(plain(view))
-
-
-def _print_json(content: Any) -> None:
-    click.echo(json.dumps(content, indent=1, ensure_ascii=False))
-
-
-def _records(table: pd.DataFrame) -> Any:
-    """Rows of a table as JSON values, a named index among them."""
-    whole = table.reset_index() if table.index.name is not None else table
-    return json.loads(whole.to_json(orient="records", double_precision=15))
-
-
-def _write(out: str, text: str) -> None:
-    """Write a file whole or not at all."""
-    draft = f"{out}.part"
-    try:
-        Path(draft).write_text(text, encoding="utf-8")
-        os.replace(draft, out)
-    except OSError as error:
-        raise InputError(f"--out {out} cannot be written: {error.strerror}. Give another file.") from None
-
-
-def _say(message: str) -> None:
-    click.echo(message, err=True)
-
-
-def _fail(message: str) -> NoReturn:
-    _say(f"error: {message}")
-    raise SystemExit(2)
-
-
-@contextmanager
-def _interruptible(what: str) -> Iterator[tuple[Callable[[str], None], list[int]]]:
-    """Show progress on a terminal, and remember interrupts.
-
-    The search ends with its best plan at the first interrupt; before another mesh would be tried, news come
-    in, and the interrupt is raised then. Yields the receiver of news and the list of interrupts seen.
-    """
-    seen: list[int] = []
-    console = Console(stderr=True, highlight=False)
-    status = console.status(Text(what)) if console.is_terminal else None
-
-    def news(text: str) -> None:
-        if seen:
-            raise KeyboardInterrupt
-        if status is not None:
-            status.update(Text(f"{what}: {' '.join(text.split())}", no_wrap=True, overflow="ellipsis"))
-
-    def interrupt(number: int, frame: Any) -> None:
-        seen.append(number)
-        raise KeyboardInterrupt
-
-    try:
-        before: Any = signal.signal(signal.SIGINT, interrupt)
-    except ValueError:  # not the main thread
-        before = None
-    try:
-        if status is not None:
-            status.start()
-        yield news, seen
-    finally:
-        if status is not None:
-            status.stop()
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
+    print_view(plan_view(plan, full=full, timings=timings, model_flops=model_flops))
