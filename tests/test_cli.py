@@ -522,8 +522,10 @@ def test_an_interrupt_ends_cleanly(file: Path) -> None:
     file.write_text(
         "import time, jax\ndef factory():\n    print('started', flush=True)\n    time.sleep(60)\n"
     )
+    heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a job in the background ignores it
+    run = f"import runpy, signal; {heard}; runpy.run_module('autoshard', run_name='__main__')"
     process = subprocess.Popen(
-        _command("suggest", "programs.py:factory", "--topology", "v3:2x2"),
+        [sys.executable, "-c", run, "suggest", "programs.py:factory", "--topology", "v3:2x2"],
         cwd=file.parent,
         env=_environment(),
         stdout=subprocess.PIPE,

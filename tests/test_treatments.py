@@ -16,7 +16,7 @@ from jax.interpreters import mlir
 import autoshard
 import search
 from autoshard.errors import TraceError
-from autoshard.planner import model_of
+from autoshard.solving import model_of
 from autoshard.trace import trace
 from tests.helpers.running import differences, session_of, whole_decisions
 
