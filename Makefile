@@ -79,10 +79,11 @@ calibration: $(STAMP)  ## Fit chips' figures to the TPU compiler; write docs/cal
 	$(BIN)/python -m benchmarks.calibration --topologies "$(TOPOLOGIES)"
 
 IOPDDL ?= ../shared/data/iopddl
+LIMIT ?= 300
 
 .PHONY: bench-iopddl
-bench-iopddl: $(STAMP)  ## Solve the contest's instances in IOPDDL=FOLDER; write docs/iopddl.md.
-	$(BIN)/python -m benchmarks.iopddl "$(IOPDDL)"
+bench-iopddl: $(STAMP)  ## Solve the contest's instances in IOPDDL=FOLDER, LIMIT seconds each; write docs/iopddl.md.
+	$(BIN)/python -m benchmarks.iopddl "$(IOPDDL)" --time-limit $(LIMIT)
 
 N ?= 10000
 

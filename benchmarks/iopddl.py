@@ -52,11 +52,11 @@ PUBLISHED = {
 
 _HEAD = """# The contest's instances
 
-Written by `make bench-iopddl`. The instances are those of the ASPLOS 2025 / EuroSys 2025 contest on intra-operator
-parallelism (github.com/google/iopddl), dumped from XLA's auto-sharding. *Published* is the best value of the contest's
-20 teams, whose limits were 60 to 300 s by instance. A ratio below 1 is a plan cheaper than any published one; a gap of
-0 is a proof that none is cheaper. Seconds are those of the search; *total* adds starting Python, reading the file and
-checking the answer. Each instance has {limit:g} s on {cores} cores.
+Written by `make bench-iopddl LIMIT={limit:g}`. The instances are those of the ASPLOS 2025 / EuroSys 2025 contest on
+intra-operator parallelism (github.com/google/iopddl), dumped from XLA's auto-sharding. *Published* is the best value of
+the contest's 20 teams, whose limits were 60 to 300 s by instance. A ratio below 1 is a plan cheaper than any published
+one; a gap of 0 is a proof that none is cheaper. Seconds are those of the search; *total* adds starting Python, reading
+the file and checking the answer. Each instance has {limit:g} s on {cores} cores.
 
 | instance | size | objective | published | ratio | lower bound | gap | seconds | total | why it stopped |
 |---|---|--:|--:|--:|--:|--:|--:|--:|---|
