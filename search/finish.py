@@ -51,7 +51,7 @@ def finish(graph: Graph, best: Incumbent, seed: int, times: list[int]) -> None:
     if best.done:
         return
     slim = thinned(graph, positions, best)
-    if best.done or by_elimination(slim, best) or best.done:
+    if best.done or not best.left or by_elimination(slim, best) or best.done:
         return
     aside = _aside(slim, best, None, seed)
     by_integer_program(Rows(slim, rows.times), best, seed, _mend(slim, best), aside=aside)
@@ -147,7 +147,9 @@ def _within(
     Returns:
         The linear program's prices on the memory rows of `graph`, or None without a solution.
     """
-    part = presolve(graph.restrict(positions))
+    part = presolve(graph.restrict(positions), expired=lambda: not best.left)
+    if not best.left:
+        return None
     rows = Rows(part, times)
     while best.left:
         relaxed = by_linear_program(rows, best, seed, part=True)
@@ -170,12 +172,12 @@ def _spread(prices: Floats | None, part: Graph, graph: Graph) -> Floats | None:
 
 def thinned(graph: Graph, positions: list[Ints] | None, best: Incumbent) -> Graph:
     """Keep only what a better plan may use; if a node has nothing left, no plan is better."""
-    if positions is None or best.done:
+    if positions is None or best.done or not best.left:
         return graph
     if any(len(p) == 0 for p in positions):
         best.exhausted("Every choice is forbidden")
         return graph
-    return presolve(graph.restrict(positions))
+    return presolve(graph.restrict(positions), expired=lambda: not best.left)
 
 
 def attempt(graph: Graph, descent: Descent, plan: list[int], best: Incumbent) -> None:
@@ -219,7 +221,9 @@ def _search_on(graph: Graph, times: list[int], best: Incumbent, seed: int) -> No
 def _by_support(graph: Graph, rows: Rows, relaxed: Relaxed, best: Incumbent, seed: int) -> None:
     """Solve the integer program over what the linear program's solution and the incumbent use."""
     plan = graph.positions(best.choice) if best.choice is not None else None
-    part = presolve(graph.restrict(relaxed.support(plan or relaxed.plan)))
+    part = presolve(graph.restrict(relaxed.support(plan or relaxed.plan)), expired=lambda: not best.left)
+    if not best.left:
+        return
     by_integer_program(Rows(part, rows.times), best, seed, _mend(part, best), part=True)
 
 

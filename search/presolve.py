@@ -8,6 +8,7 @@ Reference: R. F. Goldstein, Efficient rotamer elimination applied to protein sid
 glasses, Biophysical Journal 66, 1994.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -23,12 +24,13 @@ Marks = npt.NDArray[np.bool_]
 _CELLS = 4_000_000  # comparisons per table above which the general test is skipped
 
 
-def presolve(graph: Graph, *, rounds: int = 4) -> Graph:
+def presolve(graph: Graph, *, rounds: int = 4, expired: Callable[[], bool] = lambda: False) -> Graph:
     """Repeat merging, dominance and row reduction until nothing changes.
 
     Args:
         graph: as stated by the problem.
         rounds: most repetitions.
+        expired: tells that the time is up: what is reduced so far is returned.
 
     Returns:
         A smaller graph that still contains an optimal choice.
@@ -36,7 +38,11 @@ def presolve(graph: Graph, *, rounds: int = 4) -> Graph:
     """
     for _ in range(rounds):
         before = graph.sizes
+        if expired():
+            break
         graph = _tight(contract(folded(graph)))
+        if expired():
+            break
         positions = _undominated(graph)
         if any(len(p) < size for p, size in zip(positions, graph.sizes, strict=True)):
             graph = _tight(graph.restrict(positions))
