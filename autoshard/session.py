@@ -24,7 +24,7 @@ from autoshard.partition.emitter import Decisions, number_groups, spmd
 from autoshard.partition.price import Machine
 from autoshard.partition.reshard import Resharder
 from autoshard.plan import Coverage, Leaf, Plan
-from autoshard.program import Value
+from autoshard.program import Value, on_host
 from autoshard.rules import Kind, family
 from autoshard.rules.host import ONCE
 from autoshard.rules.opaque import UNSPLIT
@@ -168,9 +168,12 @@ class Source:
 
     @property
     def remarks(self) -> list[str]:
-        """What ops do that run once, not once per device."""
-        ops = [op for op in self.traced.program.walk() if family(op).name in ONCE]
-        return list(dict.fromkeys(f"{op.name} {family(op).about}" for op in ops))
+        """What ops do that run once, not once per device, and what is not counted of the host's memory."""
+        ops = list(self.traced.program.walk())
+        once = dict.fromkeys(f"{op.name} {family(op).about}" for op in ops if family(op).name in ONCE)
+        away = sum(on_host(v.aval) for op in ops for v in op.outputs)
+        hosted = [f"{away} arrays lie in the host's memory: the time of the link to it is not counted"]
+        return [*once, *(hosted if away else [])]
 
     def coverage(self, found: Estimate) -> Coverage:
         """Return which ops have rules, and their share of the flops of an estimate."""

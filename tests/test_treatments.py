@@ -311,6 +311,7 @@ def test_what_lies_in_the_hosts_memory_takes_no_hbm() -> None:
     found = session.estimate(whole_decisions(session.source.block))
     kept = 16 * 8192 * 128 * 4
     assert found.peak_bytes < kept
+    assert any("host's memory" in remark for remark in session.source.remarks)
     # Put there and fetched once: the array crosses HBM twice in all.
     assert sum(e.cost.hbm_bytes * e.count for e in found.entries if e.title == "device_put") == 2 * kept
     model, _ = model_of(session, {})
