@@ -3,34 +3,15 @@
 import itertools
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import autoshard
 from autoshard.front import Front
-from autoshard.plan import Plan
-
-MESH = {"data": 2, "model": 4}
-
-
-def f32(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def mlp(params: Any, x: Any) -> Any:
-    return jax.nn.gelu(x @ params["up"]) @ params["down"]
-
-
-ARGS = ({"up": f32(1024, 4096), "down": f32(4096, 1024)}, f32(2048, 1024))
+from tests.helpers.questions import ARGS, MESH, mlp, plan_of
 
 
 def front_of(**options: Any) -> Front:
     return autoshard.pareto(mlp, *ARGS, **{"topology": "v3:2x2", "mesh": MESH, "gap": 0.0, **options})
-
-
-def plan_of(**options: Any) -> Plan:
-    return autoshard.suggest(mlp, *ARGS, **{"topology": "v3:2x2", "mesh": MESH, "gap": 0.0, **options})
 
 
 def points(front: Front) -> list[tuple[float, float]]:

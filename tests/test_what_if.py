@@ -3,33 +3,13 @@
 import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import autoshard
-from autoshard.plan import Plan
 from autoshard.solving import request_of
 from autoshard.what_if import RATES
-
-MESH = {"data": 2, "model": 4}
-
-
-def f32(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def mlp(params: Any, x: Any) -> Any:
-    return jax.nn.gelu(x @ params["up"]) @ params["down"]
-
-
-ARGS = ({"up": f32(1024, 4096), "down": f32(4096, 1024)}, f32(2048, 1024))
-
-
-def plan_of(**options: Any) -> Plan:
-    return autoshard.suggest(mlp, *ARGS, **{"topology": "v3:2x2", "mesh": MESH, "gap": 0.0, **options})
-
+from tests.helpers.questions import MESH, plan_of
 
 CHANGES: dict[str, dict[str, Any]] = {
     "annotations": {"annotations": {"[1]": P("model", "data")}},
